@@ -1,0 +1,100 @@
+# texvlm: every verb works on a machine with python3, a C++ compiler and make. `make help` lists them.
+#
+#   PYTHON=python3.12       the interpreter that .venv is made from (python3)
+#   VENV=path               the environment to use (.venv); one of your own, with torch in it, is used as it is
+#   TORCH="torch==2.12.1"   what to install where no torch is to be seen (torch==2.13.0)
+#   ARGS="..."              further arguments: make test ARGS="-k pyramid", make bench ARGS="pyramid", make demo ARGS="-k 128"
+#   IMAGE=photo.jpg         what `make demo` looks at (a photograph that scikit-image ships); OUT=where.png
+#   TEXVLM_NO_CUDA=1, TEXVLM_CUDA_ARCHS="9.0", MAX_JOBS=4   are honoured by setup.py
+
+SHELL  := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+OUT    ?= texvlm-view.png
+ARGS   ?=
+
+PY   := $(VENV)/bin/python
+PIP  := $(PY) -m pip --disable-pip-version-check
+BIN  := $(abspath $(VENV)/bin)
+export PATH := $(BIN):$(PATH)
+SITE = $$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+SAY  := printf '==> %s\n'
+
+CPP     := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh' \))
+BUILT   := build/.built-$(subst /,_,$(VENV))
+
+.PHONY: help setup build demo test bench gpu-verify lint fmt clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-11s %s\n' "$$verb" "$$text"; done
+
+setup: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## environment, dependencies and the compiled extension
+	@$(SAY) "ready: $(PY)"
+
+build: $(BUILT) ## compile what changed
+
+demo: $(BUILT) $(VENV)/.extra-demo ## one picture: what texvlm sees in a photograph, and what it keeps
+	@$(PY) -m texvlm view "$${IMAGE:-$$($(PY) -m texvlm.cli.photo)}" -o "$(OUT)" $(ARGS)
+
+test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## all tests (make test ARGS="-k pyramid")
+	@$(PY) -m pytest $(ARGS)
+
+bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid")
+	@$(PY) -m texvlm bench $(ARGS)
+
+gpu-verify: $(VENV)/.torch ## on a machine with an NVIDIA GPU: build for it, test, benchmark, write benchmarks/results/
+	@$(PY) benchmarks/_gpu_verify.py
+
+lint: $(VENV)/.extra-dev ## ruff, mypy, clang-format: report only
+	@failed=0; \
+	$(SAY) "ruff";         ruff check . && ruff format --check . || failed=1; \
+	$(SAY) "mypy";         mypy || failed=1; \
+	$(SAY) "clang-format"; clang-format --dry-run -Werror $(CPP) || failed=1; \
+	exit $$failed
+
+fmt: $(VENV)/.extra-dev ## ruff and clang-format: mend in place
+	@ruff check --fix-only . ; ruff format . ; clang-format -i $(CPP)
+
+clean: ## remove what was built (the environment stays; rm -rf .venv removes that too)
+	@rm -rf build dist *.egg-info texvlm/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0r rm -rf
+
+# --- the environment ---------------------------------------------------------------------------------------------------------------
+# A torch that $(PYTHON) already sees is used (a .pth file lets the environment look there too), otherwise TORCH is installed, once.
+# Later installs are held to it by a constraint, so that no extra can bring another.
+$(VENV)/.torch:
+	@if [ ! -x $(PY) ]; then \
+	  there=$$($(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null || true); \
+	  $(SAY) "creating $(VENV)$${there:+, with the torch of $$there}"; \
+	  $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not create $(VENV): python's venv module is missing (Debian, Ubuntu: apt install python3-venv)"; exit 1; }; \
+	  if [ -n "$$there" ]; then echo "$$there" > "$(SITE)/torch-there.pth"; fi; \
+	fi
+	@$(PIP) install -qq "setuptools>=77" wheel "ninja>=1.11" numpy || echo "pip could not install the build tools (is a package index reachable?); going on with what is there"
+	@$(PY) -c 'import torch' 2>/dev/null || { $(SAY) "installing $(TORCH), once"; $(PIP) install -qq --no-input $(TORCH); }
+	@$(PY) -c 'import torch, sys; v = tuple(map(int, torch.__version__.split(".")[:2])); sys.exit(None if (2, 11) <= v < (2, 14) else f"texvlm needs torch 2.11 to 2.13, found {torch.__version__}")'
+	@$(PY) -c 'import torch; print("torch==" + torch.__version__)' > $(VENV)/constraints.txt
+	@touch $@
+
+# The extra's list is read from pyproject.toml: pip can install an extra only together with the package, which would compile it again.
+$(VENV)/.extra-%: pyproject.toml $(VENV)/.torch
+	@$(SAY) "installing the extra '$*'"
+	@$(PY) -c 'import importlib, sys; toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli"); print("\n".join(toml.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]))' > $(VENV)/extra-$*.txt
+	@$(PIP) install -qq --no-input -c $(VENV)/constraints.txt -r $(VENV)/extra-$*.txt
+	@touch $@
+
+# In place, so that a changed source recompiles only what it reaches (ninja keeps the books in build/).
+$(BUILT): setup.py $(CPP) $(VENV)/.torch
+	@mkdir -p build
+	@$(SAY) "compiling the extension (whole log: build/build.log)"
+	@$(PY) setup.py build_ext --inplace 2>&1 | tee build/build.log \
+	  | awk '/^\[[0-9]+\/[0-9]+\]/ { name = $$0; if (match(name, /csrc\/[^ ]*\.(cpp|cu)/)) { printf "  %s %s\n", $$1, substr(name, RSTART, RLENGTH); fflush() } } /(error|fatal)( |:)/ { print; fflush() }' \
+	  || { echo "the build failed; the end of build/build.log:"; tail -n 30 build/build.log; exit 1; }
+	@pwd > "$(SITE)/texvlm-checkout.pth"
+	@touch $@

@@ -1,0 +1,62 @@
+// What every differentiable op shares: when to record, how to reach another op, what autocast does.
+//
+// The pattern of an op `f` (see pyramid.cpp for a whole one):
+//   schema f and f_backward in ops.cpp; one kernel each, registered for CPU and CUDA; at the Autograd key a function that
+//   calls the op below autograd when nothing needs a gradient, and torch::autograd::Function::apply otherwise; the backward
+//   calls f_backward through the dispatcher, so that compile, fakes and opcheck see it.
+#pragma once
+
+#include <ATen/FuncTorchTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <string>
+#include <vector>
+
+namespace texvlm {
+
+using at::Tensor;
+using c10::SymInt;
+using Names = c10::List<std::string>;  // `str[]` in a schema
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+inline std::vector<std::string> strings(const Names& names) {
+  std::vector<std::string> out;
+  out.reserve(names.size());
+  for (size_t i = 0; i < names.size(); ++i) out.push_back(names.get(i));
+  return out;
+}
+
+// The typed handle of another op: internal calls go through the dispatcher too.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> op_handle(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Whether Function::apply must run. It must also run for forward-mode tangents and inside functorch transforms, because it
+// raises there: skipping it would make jvp return zeros in silence.
+inline bool records(std::initializer_list<const Tensor*> inputs) {
+  if (at::functorch::functorchTLSAccessor() != nullptr) return true;
+  const bool grad_mode = c10::GradMode::is_enabled();
+  for (const Tensor* t : inputs) {
+    if (!t->defined()) continue;
+    if (grad_mode && t->requires_grad()) return true;
+    if (t->_fw_grad(0).defined()) return true;
+  }
+  return false;
+}
+
+// Autocast: texels keep their dtype; coordinates and scores are promoted to float32 (float64 stays).
+inline Tensor promoted(const Tensor& t) {
+  return t.defined() && (t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16) ? t.to(at::kFloat) : t;
+}
+
+// Excludes the autocast keys in a scope, for the kernels registered there.
+struct NoAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
+};
+
+}  // namespace texvlm

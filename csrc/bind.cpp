@@ -1,0 +1,32 @@
+// texvlm._C: build information only. Everything that takes a tensor goes through torch.ops.texvlm.
+#include <pybind11/pybind11.h>
+#include <torch/version.h>
+
+#include "launch.h"
+
+#define TEXVLM_STRING_(x) #x
+#define TEXVLM_STRING(x) TEXVLM_STRING_(x)
+
+PYBIND11_MODULE(_C, m) {
+  m.def(
+      "build_info",
+      [] {
+        namespace py = pybind11;
+        py::dict info;
+#if defined(TEXVLM_WITH_CUDA)
+        info["cuda"] = true;
+        info["cuda_archs"] = TEXVLM_STRING(TEXVLM_CUDA_ARCHS);
+        info["cuda_version"] = TEXVLM_STRING(TEXVLM_CUDA_VERSION);
+#else
+        info["cuda"] = false;
+        info["cuda_archs"] = "";
+        info["cuda_version"] = "";
+#endif
+        info["compiler"] = __VERSION__;
+        info["torch"] = TORCH_VERSION;
+        const texvlm::host::Isa isa = texvlm::host::isa();
+        info["cpu"] = isa == texvlm::host::Isa::v4 ? "x86-64-v4 (AVX-512)" : isa == texvlm::host::Isa::v3 ? "x86-64-v3 (AVX2)" : "baseline";
+        return info;
+      },
+      "What this extension was built with: cuda, cuda_archs, cuda_version, compiler, torch, and cpu, the instruction set in use.");
+}

@@ -1,0 +1,154 @@
+// Runs a functor over texels or queries: the one place that knows which device it is.
+//
+// A functor is a template <class T, int C> POD struct. C is the channel count when it is known at compile time (1, 3, 4), or 0.
+//   texels:  operator()(b, y, x, c0, c1)             optionally row(b, y, x0, x1): the same for a run of texels, all channels
+//   queries: operator()(b, n, c0, c1)                 optionally block(b, n0, n1)
+// The host calls it row by row with [0, C); CUDA gives each thread a slice of 4 channels. The host loops are compiled once per
+// instruction set and chosen at run time, so a wheel built anywhere is fast everywhere.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "cuda/launch.h"
+#include "math/scalar.h"
+
+namespace texvlm {
+
+// The stream of PyTorch on this device, as a pointer that a torch-free .cu understands.
+void* current_stream(c10::Device device);
+
+// Texels of a rectangle: rows [y0, y1), columns [x0, x1) of `batch` pictures.
+struct Rect {
+  int64_t batch, y0, y1, x0, x1;
+};
+
+namespace host {
+
+enum class Isa { base, v3, v4 };
+Isa isa();  // of this processor, asked once
+
+template <class F, class = void>
+struct HasRow : std::false_type {};
+template <class F>
+struct HasRow<F, std::void_t<decltype(&F::row)>> : std::true_type {};
+template <class F, class = void>
+struct HasBlock : std::false_type {};
+template <class F>
+struct HasBlock<F, std::void_t<decltype(&F::block)>> : std::true_type {};
+
+template <int C, class F>
+TEXVLM_HD void texel_rows(const F& f, const Rect& r, int64_t channels, int64_t begin, int64_t end) {
+  const int64_t rows = r.y1 - r.y0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t b = i / rows, y = r.y0 + i % rows;
+    if constexpr (HasRow<F>::value) {
+      f.row(b, y, r.x0, r.x1);
+    } else {
+      for (int64_t x = r.x0; x < r.x1; ++x) f(b, y, x, int64_t{0}, C ? int64_t{C} : channels);
+    }
+  }
+}
+
+template <int C, class F>
+TEXVLM_HD void query_range(const F& f, int64_t count, int64_t channels, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end;) {
+    const int64_t b = i / count, n = i % count;
+    const int64_t stop = minimum(count, n + end - i);
+    if constexpr (HasBlock<F>::value) {
+      f.block(b, n, stop);
+    } else {
+      for (int64_t q = n; q < stop; ++q) f(b, q, int64_t{0}, C ? int64_t{C} : channels);
+    }
+    i += stop - n;
+  }
+}
+
+// One loop, compiled for x86-64-v4 (AVX-512), v3 (AVX2) and the baseline.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(TEXVLM_NO_ISA_DISPATCH)
+#define TEXVLM_ISA_DISPATCH(name)                                                                  \
+  template <int C, class... A>                                                                     \
+  __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void name##_v4(const A&... a) { \
+    name<C>(a...);                                                                                 \
+  }                                                                                                \
+  template <int C, class... A>                                                                     \
+  __attribute__((target("arch=x86-64-v3"))) void name##_v3(const A&... a) {                        \
+    name<C>(a...);                                                                                 \
+  }                                                                                                \
+  template <int C, class... A>                                                                     \
+  void name##_any(const A&... a) {                                                                 \
+    switch (isa()) {                                                                               \
+      case Isa::v4: return name##_v4<C>(a...);                                                     \
+      case Isa::v3: return name##_v3<C>(a...);                                                     \
+      default: return name<C>(a...);                                                               \
+    }                                                                                              \
+  }
+#else
+#define TEXVLM_ISA_DISPATCH(name)  \
+  template <int C, class... A>     \
+  void name##_any(const A&... a) { \
+    name<C>(a...);                 \
+  }
+#endif
+TEXVLM_ISA_DISPATCH(texel_rows)
+TEXVLM_ISA_DISPATCH(query_range)
+
+constexpr int64_t kGrainElements = 32768;  // below this many values a second thread costs more than it brings
+
+template <class Body>
+void parallel(int64_t count, int64_t elements_each, const Body& body) {
+  if (count <= 0) return;
+  at::parallel_for(0, count, maximum<int64_t>(1, kGrainElements / maximum<int64_t>(1, elements_each)), body);
+}
+
+}  // namespace host
+
+// f over every texel of the rectangle; F<T, C> is built from `args` (aggregate initialisation).
+template <template <class, int> class F, class T, class... A>
+void for_each_texel(c10::Device device, const Rect& r, int64_t channels, const A&... args) {
+  if (r.batch <= 0 || r.y1 <= r.y0 || r.x1 <= r.x0 || channels <= 0) return;
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::launch_texels(F<T, 0>{args...}, r.batch, r.y0, r.y1, r.x0, r.x1, channels, current_stream(device));
+  }
+  const auto run = [&](auto c) {
+    constexpr int C = decltype(c)::value;
+    const F<T, C> f{args...};
+    host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
+                   [&](int64_t begin, int64_t end) { host::texel_rows_any<C>(f, r, channels, begin, end); });
+  };
+  switch (channels) {
+    case 1: return run(std::integral_constant<int, 1>{});
+    case 3: return run(std::integral_constant<int, 3>{});
+    case 4: return run(std::integral_constant<int, 4>{});
+    default: return run(std::integral_constant<int, 0>{});
+  }
+}
+
+// f over `count` queries of each of `batch` pictures. `serial`: one thread, for functors that scatter.
+template <template <class, int> class F, class T, class... A>
+void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t channels, bool serial, const A&... args) {
+  if (batch <= 0 || count <= 0 || channels <= 0) return;
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::launch_queries(F<T, 0>{args...}, batch, count, channels, current_stream(device));
+  }
+  const auto run = [&](auto c) {
+    constexpr int C = decltype(c)::value;
+    const F<T, C> f{args...};
+    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C>(f, count, channels, begin, end); };
+    serial ? body(0, batch * count) : host::parallel(batch * count, channels * 4, body);
+  };
+  switch (channels) {
+    case 1: return run(std::integral_constant<int, 1>{});
+    case 3: return run(std::integral_constant<int, 3>{});
+    case 4: return run(std::integral_constant<int, 4>{});
+    default: return run(std::integral_constant<int, 0>{});
+  }
+}
+
+}  // namespace texvlm

@@ -1,0 +1,112 @@
+// Storage and arithmetic types of every functor, for host and device; no torch, no CUDA headers.
+//
+// Texels are stored as float, double, Half or BFloat16 (`T`) and computed as `Acc<T>`: double for double, float otherwise.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define TEXVLM_HD __host__ __device__ __forceinline__
+#elif defined(__GNUC__)
+// Functors must inline into the loops of launch.h, which are compiled once per instruction set.
+#define TEXVLM_HD inline __attribute__((always_inline))
+#else
+#define TEXVLM_HD inline
+#endif
+
+#if defined(__GNUC__) || defined(__CUDACC__)
+#define TEXVLM_RESTRICT __restrict__
+#else
+#define TEXVLM_RESTRICT
+#endif
+
+namespace texvlm {
+
+TEXVLM_HD uint32_t float_bits(float v) {
+  uint32_t u;
+  memcpy(&u, &v, 4);
+  return u;
+}
+TEXVLM_HD float bits_float(uint32_t u) {
+  float v;
+  memcpy(&v, &u, 4);
+  return v;
+}
+
+// IEEE binary16. The conversions are branch-free (selects only), so that loops over halves vectorise without F16C; they
+// round to nearest even, keep infinities, and keep NaN as a quiet NaN. Method: F. Giesen, "Half to float done quick" (2012).
+struct Half {
+  uint16_t bits;
+  Half() = default;
+  TEXVLM_HD explicit Half(float value) {
+    const uint32_t all = float_bits(value), sign = (all >> 16) & 0x8000u, magnitude = all & 0x7fffffffu;
+    const uint32_t odd = (magnitude >> 13) & 1u;
+    const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + odd) >> 13;
+    const uint32_t subnormal = float_bits(bits_float(magnitude) + 0.5f) - float_bits(0.5f);  // the adder does the rounding
+    uint32_t h = magnitude < (113u << 23) ? subnormal : normal;
+    h = magnitude >= (143u << 23) ? 0x7c00u : h;
+    h = magnitude > 0x7f800000u ? 0x7e00u : h;
+    bits = static_cast<uint16_t>(h | sign);
+  }
+  TEXVLM_HD operator float() const {
+    const uint32_t shifted = (bits & 0x7fffu) << 13, exponent = shifted & (0x7c00u << 13);
+    const float normal = bits_float(shifted + (112u << 23));
+    const float special = bits_float(shifted + (224u << 23));
+    const float subnormal = bits_float(shifted + (113u << 23)) - bits_float(113u << 23);
+    const float value = exponent == (0x7c00u << 13) ? special : exponent == 0 ? subnormal : normal;
+    return bits_float(float_bits(value) | (static_cast<uint32_t>(bits & 0x8000u) << 16));
+  }
+};
+
+struct BFloat16 {
+  uint16_t bits;
+  BFloat16() = default;
+  TEXVLM_HD explicit BFloat16(float value) {
+    const uint32_t u = float_bits(value);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    bits = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+  }
+  TEXVLM_HD operator float() const { return bits_float(static_cast<uint32_t>(bits) << 16); }
+};
+
+template <class T>
+struct AccOf {
+  using type = float;
+};
+template <>
+struct AccOf<double> {
+  using type = double;
+};
+template <class T>
+using Acc = typename AccOf<T>::type;
+
+template <class T>
+TEXVLM_HD T minimum(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+TEXVLM_HD T maximum(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+TEXVLM_HD T clamp(T v, T lo, T hi) {
+  return minimum(maximum(v, lo), hi);
+}
+
+// False for NaN and infinities; |v| <= max is one comparison, which vectorises where isfinite() does not.
+TEXVLM_HD bool finite(float v) { return fabsf(v) <= 3.402823466e38f; }
+TEXVLM_HD bool finite(double v) { return fabs(v) <= 1.7976931348623157e308; }
+
+// Adds to a gradient that several threads may touch. On the host the loops in launch.h never share a target, so it is a plain add.
+template <class T>
+TEXVLM_HD void accumulate(T* target, T value) {
+#if defined(__CUDA_ARCH__)
+  atomicAdd(target, value);
+#else
+  *target += value;
+#endif
+}
+
+}  // namespace texvlm

@@ -1,0 +1,69 @@
+// All schemas of texvlm in the order of the pipeline: the map of the project. Implementations are in the .cpp of each stem.
+//
+// Every op that reads or writes a texture takes it as (data, height, width, reducer, levels): data [B, T, C] packed, height and
+// width of level 0 in texels, reducer one name or one per channel, levels >= 1. uv in [0, 1], texel centres at (i + 0.5) / n;
+// lod in levels, 0 is full size. Optional tensors come last. `mask` says which gradients of a *_backward op are wanted; the
+// others come back undefined.
+#include <torch/library.h>
+
+TORCH_LIBRARY(texvlm, m) {
+  const std::vector<at::Tag> compliant = {at::Tag::pt2_compliant_tag};
+#define TEXVLM_TEXTURE "SymInt height, SymInt width, str[] reducer, int levels"
+
+  // pyramid: image [B, C, H, W] (any strides; uint8 is divided by 255) -> data [B, T, C]
+  m.def("generate_mipmaps(Tensor image, str[] reducer, int levels, ScalarType? dtype=None) -> Tensor", compliant);
+  m.def("generate_mipmaps_backward(Tensor grad, " TEXVLM_TEXTURE ", Tensor? data=None) -> Tensor", compliant);
+  // rects int64 [R, 4] on the CPU: (y0, x0, y1, x1), half-open, in level-0 texels; None means everything
+  m.def("update_mipmaps(Tensor(a!) data, " TEXVLM_TEXTURE ", Tensor? rects=None) -> ()", compliant);
+
+  // laplacian: band l is level l minus the bilinearly enlarged level l + 1; the last band is the last level
+  m.def("laplacian_decompose(Tensor data, SymInt height, SymInt width, int levels) -> Tensor", compliant);
+  m.def("laplacian_decompose_backward(Tensor grad, SymInt height, SymInt width, int levels) -> Tensor", compliant);
+  m.def("laplacian_reconstruct(Tensor bands, SymInt height, SymInt width, int levels) -> Tensor", compliant);
+  m.def("laplacian_reconstruct_backward(Tensor grad, SymInt height, SymInt width, int levels) -> Tensor", compliant);
+
+  // sample: uv [B, N, 2], lod [B, N] -> [B, N, C]; filter nearest, bilinear, trilinear; address clamp, wrap, mirror, border
+  m.def("sample_lod(Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
+        ", str filter=\"trilinear\", str address=\"clamp\") -> Tensor", compliant);
+  m.def("sample_lod_backward(Tensor grad, Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
+        ", str filter, str address, bool[3] mask) -> (Tensor, Tensor, Tensor)", compliant);
+
+  // footprint: ddx, ddy [B, N, 2] in uv units per pixel -> [B, N, C]
+  m.def("sample_grad(Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
+        ", int max_anisotropy=16, str address=\"clamp\") -> Tensor", compliant);
+  m.def("sample_grad_backward(Tensor grad, Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
+        ", int max_anisotropy, str address, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)", compliant);
+
+  // patches: center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart
+  m.def("extract_patches(Tensor data, Tensor center, Tensor lod, " TEXVLM_TEXTURE
+        ", int size=16, str address=\"clamp\", Tensor? axes=None) -> Tensor", compliant);
+  m.def("extract_patches_backward(Tensor grad, Tensor data, Tensor center, Tensor lod, " TEXVLM_TEXTURE
+        ", int size, str address, bool[4] mask, Tensor? axes=None) -> (Tensor, Tensor, Tensor, Tensor)", compliant);
+
+  // fovea: fixation [B, F, 2] uv, offsets [N, 2] level-0 pixels, m0 and e0 pixels -> uv [B, F, N, 2], lod [B, F, N]
+  m.def("fovea_tokens(Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, SymInt height, SymInt width, int levels) -> (Tensor, Tensor)",
+        compliant);
+  m.def("fovea_tokens_backward(Tensor grad_uv, Tensor grad_lod, Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, "
+        "SymInt height, SymInt width, int levels) -> (Tensor, Tensor, Tensor)", compliant);
+
+  // distance: mask bool [B, H, W] -> squared distance to the nearest True, int64, and its row-major index (empty: H^2 + W^2, -1)
+  m.def("distance_transform(Tensor mask) -> (Tensor, Tensor)", compliant);
+
+  // salience: image [B, 3, H, W] in [0, 1], previous alike -> [B, H, W] in [0, 1]
+  m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
+  m.def("saliency_backward(Tensor grad, Tensor image, Tensor? previous=None) -> Tensor", compliant);
+
+  // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]
+  m.def("build_channels(Tensor image, int[] channels, int levels, ScalarType? dtype=None, Tensor? previous=None, "
+        "Tensor? fixation=None) -> Tensor", compliant);
+  m.def("build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, bool[3] mask, "
+        "Tensor? previous=None, Tensor? fixation=None) -> (Tensor, Tensor, Tensor)", compliant);
+
+  // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
+  m.def("select_topk(Tensor scores, int k) -> (Tensor, Tensor)", compliant);
+  m.def("select_topk_backward(Tensor grad, Tensor indices, SymInt count) -> Tensor", compliant);
+  // cells int64 [B, n] (row-major in the grid of ceil(H / cell) x ceil(W / cell)); channels: red, green, blue, edge, saliency in data;
+  // weights: edge, entropy, saliency -> [B, n]
+  m.def("score_cells(Tensor data, Tensor cells, " TEXVLM_TEXTURE ", int cell, int samples, int[] channels, float[] weights) -> Tensor",
+        compliant);
+}

@@ -1,0 +1,213 @@
+// Host code of the stem `pyramid`: mipmaps of a picture, their adjoint, and the update in place.
+#include "math/pyramid.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "autograd.h"
+#include "launch.h"
+#include "tensor.h"
+
+namespace texvlm {
+namespace {
+
+// Levels 1.. from level 0, or only what depends on a rectangle of level 0.
+template <class T>
+void build_levels(const Tensor& data, const TextureView<T>& texture, const Reducers& reducers, Rect r) {
+  for (int level = 1; level < texture.levels.count; ++level) {
+    const auto range = [](int64_t& lo, int64_t& hi, int64_t n) {  // destination texels that read [lo, hi)
+      if (n == 1) return;
+      const int64_t last = n / 2;
+      lo = n % 2 ? std::max<int64_t>(0, (lo - 1) / 2) : lo / 2;
+      hi = std::min<int64_t>(last, (hi + 1) / 2);
+    };
+    range(r.y0, r.y1, texture.levels.height[level - 1]);
+    range(r.x0, r.x1, texture.levels.width[level - 1]);
+    for_each_texel<MipDown, T>(data.device(), r, data.size(2), texture, level, reducers);
+  }
+}
+
+template <class S, class T>
+void write_level0(const Tensor& image, const Tensor& data, const TextureView<T>& texture) {
+  const Rect all{image.size(0), 0, image.size(2), 0, image.size(3)};
+  const Acc<T> divisor = image.scalar_type() == at::kByte ? Acc<T>(255) : Acc<T>(1);
+  for_each_texel<ImageToTexels<S>::template For, T>(data.device(), all, data.size(2), image_view<const S>(image), texture, divisor);
+}
+
+Tensor generate_mipmaps(const Tensor& image, Names reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
+  const char* op = "generate_mipmaps";
+  check_shape(op, "image", image, "[B, C, H, W]", {-1, -1, -1, -1});
+  if (image.scalar_type() != at::kByte) check_texel_dtype(op, "image", image.scalar_type());
+  const at::ScalarType texel = dtype.value_or(image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type());
+  check_texel_dtype(op, "dtype", texel);
+  const Levels table = check_levels(op, image.size(2), image.size(3), levels);
+  const Reducers reducers = check_reducers(op, strings(reducer), image.size(1));
+  Tensor data = new_tensor({image.size(0), table.texels, image.size(1)}, texel, image.device());
+  dispatch_texel(texel, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto texture = texture_view<T>(data, table);
+    if (image.scalar_type() == at::kByte) {
+      write_level0<uint8_t, T>(image, data, texture);
+    } else if (image.scalar_type() == texel) {
+      write_level0<T, T>(image, data, texture);
+    } else {  // one converted copy: the rare case of a float picture into a texture of another float type
+      write_level0<T, T>(image.to(texel), data, texture);
+    }
+    build_levels(data, texture, reducers, {image.size(0), 0, image.size(2), 0, image.size(3)});
+  });
+  return data;
+}
+
+Tensor generate_mipmaps_backward(const Tensor& grad, int64_t height, int64_t width, Names reducer, int64_t levels,
+                                 const std::optional<Tensor>& data) {
+  const char* op = "generate_mipmaps_backward";
+  const Tensor packed = grad.contiguous();
+  const Levels table = check_texture(op, packed, height, width, levels);
+  const Reducers reducers = check_reducers(op, strings(reducer), grad.size(2));
+  const int64_t batch = grad.size(0), channels = grad.size(2);
+  const bool needs_data = reducers.any_extremum;
+  TORCH_CHECK_VALUE(!needs_data || (data && data->defined()), "texvlm::", op, ": data (the pyramid) is needed for the reducers max and min");
+  if (needs_data) {
+    check_texture(op, *data, height, width, levels);
+    check_dtype(op, "data", *data, grad.scalar_type(), " (as the gradient)");
+    check_same_device(op, "data", *data, grad);
+  }
+  const at::ScalarType acc = acc_dtype(grad.scalar_type());
+  Tensor image = new_tensor({batch, channels, height, width}, acc, grad.device());
+  const Levels upper = table.count > 1 ? make_levels(table.height[1], table.width[1], table.count - 1) : Levels{};
+  const Tensor work = new_tensor({batch, upper.texels, channels}, acc, grad.device());
+  dispatch_texel(grad.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto incoming = texture_view<const T>(packed, table);
+    const auto pyramid = texture_view<const T>(needs_data ? *data : packed, table);
+    const auto accumulated = texture_view<Acc<T>>(work, upper);
+    const auto out = image_view<Acc<T>>(image);
+    const int last = table.count - 1;
+    for_each_texel<MipAdjointSeed, T>(grad.device(), {batch, 0, table.height[last], 0, table.width[last]}, channels, incoming, accumulated, out);
+    for (int level = last; level >= 1; --level) {
+      for_each_texel<MipDownAdjoint, T>(grad.device(), {batch, 0, table.height[level - 1], 0, table.width[level - 1]}, channels, incoming,
+                                        pyramid, accumulated, out, level, reducers);
+    }
+  });
+  return image;
+}
+
+void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names reducer, int64_t levels,
+                    const std::optional<Tensor>& rects) {
+  const char* op = "update_mipmaps";
+  const Levels table = check_texture(op, data, height, width, levels);
+  const Reducers reducers = check_reducers(op, strings(reducer), data.size(2));
+  std::vector<Rect> todo;
+  if (rects && rects->defined()) {
+    check_shape(op, "rects", *rects, "[R, 4] (y0, x0, y1, x1)", {-1, 4});
+    check_dtype(op, "rects", *rects, at::kLong, "");
+    TEXVLM_CHECK(rects->is_cpu(), op, "rects", "on the CPU (they steer the launches)", rects->device().str());
+    const Tensor list = rects->contiguous();
+    const int64_t* p = list.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < list.size(0); ++i, p += 4) {
+      TEXVLM_CHECK(p[0] >= 0 && p[1] >= 0 && p[0] <= p[2] && p[1] <= p[3] && p[2] <= height && p[3] <= width, op, "rects",
+                   "inside " + std::to_string(height) + " x " + std::to_string(width) + " with y0 <= y1 and x0 <= x1", "row ", i, " = (", p[0], ", ",
+                   p[1], ", ", p[2], ", ", p[3], ")");
+      if (p[0] < p[2] && p[1] < p[3]) todo.push_back({data.size(0), p[0], p[2], p[1], p[3]});
+    }
+  } else {
+    todo.push_back({data.size(0), 0, height, 0, width});
+  }
+  dispatch_texel(data.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (const Rect& r : todo) build_levels(data, texture_view<T>(data, table), reducers, r);
+  });
+}
+
+// ---- autograd ----
+
+using GenerateSignature = Tensor(const Tensor&, Names, int64_t, std::optional<at::ScalarType>);
+using BackwardSignature = Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&);
+
+Tensor call_generate(const Tensor& image, const Names& reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
+  static const auto op = op_handle<GenerateSignature>("texvlm::generate_mipmaps");
+  return op.call(image, reducer, levels, dtype);
+}
+
+Tensor call_backward(const Tensor& grad, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
+                     const std::optional<Tensor>& data) {
+  static const auto op = op_handle<BackwardSignature>("texvlm::generate_mipmaps_backward");
+  return op.call(grad, height, width, reducer, levels, data);
+}
+
+bool any_named(const Names& reducer, std::initializer_list<const char*> names) {
+  for (const std::string& r : strings(reducer))
+    for (const char* name : names)
+      if (r == name) return true;
+  return false;
+}
+
+struct GenerateMipmaps : torch::autograd::Function<GenerateMipmaps> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& image, const Names& reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    Tensor data = call_generate(image, reducer, levels, dtype);
+    ctx->save_for_backward({any_named(reducer, {"max", "min"}) ? data : Tensor()});
+    ctx->saved_data["height"] = image.sym_size(2);
+    ctx->saved_data["width"] = image.sym_size(3);
+    ctx->saved_data["reducer"] = reducer;
+    ctx->saved_data["levels"] = levels;
+    ctx->saved_data["dtype"] = static_cast<int64_t>(image.scalar_type());
+    return data;
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const std::optional<Tensor> data = saved[0].defined() ? std::optional<Tensor>(saved[0]) : std::nullopt;
+    const Tensor image = call_backward(grads[0], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
+                                       ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), data);
+    return {image.to(static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt())), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+Tensor generate_mipmaps_autograd(const Tensor& image, Names reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
+  if (records({&image})) return GenerateMipmaps::apply(image, reducer, levels, dtype);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_generate(image, reducer, levels, dtype);
+}
+
+// The adjoint of the mean chain is linear in `grad`, so its own derivative is the chain itself.
+struct GenerateMipmapsBackward : torch::autograd::Function<GenerateMipmapsBackward> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
+                        const std::optional<Tensor>& data) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->saved_data["reducer"] = reducer;
+    ctx->saved_data["levels"] = levels;
+    ctx->saved_data["dtype"] = static_cast<int64_t>(grad.scalar_type());
+    return call_backward(grad, height, width, reducer, levels, data);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const auto reducer = ctx->saved_data["reducer"].to<Names>();
+    TORCH_CHECK_NOT_IMPLEMENTED(!any_named(reducer, {"max", "min", "mode"}),
+                                "texvlm::generate_mipmaps: second derivatives exist for the reducer mean only");
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    return {call_generate(grads[0], reducer, ctx->saved_data["levels"].toInt(), dtype), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+Tensor generate_mipmaps_backward_autograd(const Tensor& grad, SymInt height, SymInt width, Names reducer, int64_t levels,
+                                          const std::optional<Tensor>& data) {
+  if (records({&grad})) return GenerateMipmapsBackward::apply(grad, height, width, reducer, levels, data);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_backward(grad, height, width, reducer, levels, data);
+}
+
+}  // namespace
+
+#define TEXVLM_PYRAMID_KERNELS                                     \
+  m.impl("generate_mipmaps", generate_mipmaps);                    \
+  m.impl("generate_mipmaps_backward", generate_mipmaps_backward);  \
+  m.impl("update_mipmaps", update_mipmaps)
+TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_PYRAMID_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_PYRAMID_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
+  m.impl("generate_mipmaps", generate_mipmaps_autograd);
+  m.impl("generate_mipmaps_backward", generate_mipmaps_backward_autograd);
+  m.impl("update_mipmaps", torch::autograd::autogradNotImplementedFallback());
+}
+TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) { m.impl("update_mipmaps", torch::autograd::autogradNotImplementedInplaceOrViewFallback()); }
+
+}  // namespace texvlm

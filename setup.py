@@ -1,0 +1,125 @@
+"""Builds texvlm._C: one extension of C++ and, wherever nvcc is found, CUDA sources.
+
+Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
+TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; MAX_JOBS limits the compiler processes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ImportError:
+    sys.exit(
+        "texvlm is built against the PyTorch that you use, and found none. Install torch (2.11 to 2.13) first, then:\n"
+        "    pip install --no-build-isolation ."
+    )
+
+ROOT = Path(__file__).resolve().parent
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit: $CUDA_HOME, else the one that the nvcc on PATH belongs to (nvcc may be a wrapper script), else none."""
+    if os.environ.get("TEXVLM_NO_CUDA") == "1":
+        return None
+    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    if nvcc := shutil.which("nvcc"):
+        dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True, check=False)
+        if top := re.search(r"_HERE_=(\S+)", dry.stderr):
+            candidates.append(str(Path(top[1]).parent))
+        candidates.append(str(Path(nvcc).resolve().parent.parent))
+    for home in candidates:
+        if home and any((Path(home) / d / "cuda_runtime_api.h").exists() for d in ("include", "targets/x86_64-linux/include")):
+            return Path(home)
+    return None
+
+
+def cuda_release(home: Path) -> str:
+    out = subprocess.run([str(home / "bin" / "nvcc"), "--version"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"release (\d+\.\d+)", out)[1]
+
+
+def cuda_archs() -> list[str]:
+    """Compute capabilities to compile for, the last one also as PTX.
+
+    The card that is present; without one, all that a CUDA build of torch may meet; beside a CPU-only torch, where the kernels are
+    compiled and linked to prove that they build, one.
+    """
+    if chosen := os.environ.get("TEXVLM_CUDA_ARCHS"):
+        return [a.replace(".", "") for a in re.split(r"[;, ]+", chosen) if a]
+    if torch.version.cuda is None:
+        return ["90"]
+    if torch.cuda.is_available():
+        return sorted({"%d%d" % torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}, key=int)
+    return ["75", "80", "86", "89", "90", "100", "120"]
+
+
+def extension() -> object:
+    sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp"))
+    headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
+        str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
+    )
+    # No contraction into fused multiply-adds: integers that arithmetic decides (bins, ranks, labels) then agree on all machines.
+    cxx = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0", "-Wall", "-Wno-unknown-pragmas"]
+    link: list[str] = []
+    define: list[tuple[str, str | None]] = []
+    make = cpp_extension.CppExtension
+    kwargs: dict[str, object] = {}
+    if os.environ.get("TEXVLM_SANITIZE") == "1":
+        sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
+        cxx = [*[f for f in cxx if f not in ("-O3", "-g0")], "-O1", "-g1", *sanitize]
+        link += sanitize
+        define.append(("TEXVLM_NO_ISA_DISPATCH", None))
+    compile_args = {"cxx": cxx}
+    if home := cuda_home():
+        archs = cuda_archs()
+        gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+        compile_args["nvcc"] = ["-O3", "-fmad=false", "--threads=2", "-Xcompiler=-fvisibility=hidden", *gencode]
+        cpp_extension.CUDA_HOME = str(home)  # torch looks for it only when it was built with CUDA itself
+        sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "cuda").glob("*.cu"))
+        define += [("TEXVLM_WITH_CUDA", None), ("TEXVLM_CUDA_ARCHS", "+".join(archs)), ("TEXVLM_CUDA_VERSION", cuda_release(home))]
+        if torch.version.cuda is not None:
+            make = cpp_extension.CUDAExtension
+        else:
+            kwargs = {
+                "libraries": ["cudart_static", "rt", "dl", "pthread"],
+                "library_dirs": [str(home / d) for d in ("lib64", "targets/x86_64-linux/lib") if (home / d).exists()],
+                "include_dirs": [str(home / "include")],
+            }
+    return make(
+        "texvlm._C",
+        sources,
+        define_macros=define,
+        extra_compile_args=compile_args,
+        extra_link_args=link,
+        depends=headers,
+        **kwargs,
+    )
+
+
+class Build(cpp_extension.BuildExtension):
+    """torch's builder, with as many jobs as cores and memory allow (a translation unit takes up to 1.5 GB)."""
+
+    def build_extensions(self) -> None:
+        if "MAX_JOBS" not in os.environ:
+            pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
+            os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))
+        super().build_extensions()
+
+
+setup(
+    packages=find_packages(include=["texvlm", "texvlm.*"]),
+    package_data={"texvlm": ["py.typed"]},
+    ext_modules=[extension()],
+    cmdclass={"build_ext": Build},
+    zip_safe=False,
+)

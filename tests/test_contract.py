@@ -1,0 +1,216 @@
+"""The contract that every op keeps, over the case tables in tests/cases: equal to the reference, right gradients, at home in PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import Bad, Case, all_bad, all_cases
+from conftest import TOLERANCE
+from torch.autograd import forward_ad
+from torch.library import opcheck
+from torch.utils._pytree import tree_map
+
+from texvlm import reference
+
+CASES = all_cases()
+DIFFERENTIABLE = [c for c in CASES if c.grads]
+
+
+def op_of(case: Case | Bad):
+    return getattr(torch.ops.texvlm, case.op).default
+
+
+def tensors(result) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def with_grad(case: Case, args: tuple) -> tuple:
+    return tuple(a.detach().clone().requires_grad_() if i in case.grads else a for i, a in enumerate(args))
+
+
+def clones(args: tuple) -> tuple:
+    return tree_map(lambda a: a.clone() if isinstance(a, torch.Tensor) else a, args)
+
+
+def run(case: Case, args: tuple) -> list[torch.Tensor]:
+    """The results of the op; of an op that writes in place, what it wrote."""
+    result = op_of(case)(*args)
+    return [args[0]] if case.mutates else tensors(result)
+
+
+def expected(case: Case, args: tuple) -> list[torch.Tensor]:
+    return tensors((case.reference or getattr(reference, case.op))(*args))
+
+
+def outputs_with_grad(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [o for o in outputs if o.requires_grad]
+
+
+def close(case: Case, actual: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    if not actual.is_floating_point() or (case.exact and dtype in (torch.float32, torch.float64)):
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)
+    else:
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=case.atol or tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_reference(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
+    if dtype not in case.dtypes:
+        assert case.dtypes, "a case needs dtypes"
+        return
+    args = case.make(dtype, generator)
+    wanted = expected(case, clones(args))
+    actual = run(case, clones(args) if case.mutates else args)  # a clone would lose the strides
+    assert len(actual) == len(wanted)
+    for a, w in zip(actual, wanted, strict=True):
+        assert a.dtype == w.dtype and a.shape == w.shape
+        close(case, a, w, dtype)
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_gradients_equal_reference(case: Case, generator: torch.Generator) -> None:
+    args = case.make(torch.float64, generator)
+    mine, theirs = with_grad(case, args), with_grad(case, args)
+    out, ref = outputs_with_grad(run(case, mine)), outputs_with_grad(expected(case, theirs))
+    assert out and len(out) == len(ref)
+    weights = [torch.randn(o.shape, dtype=o.dtype, generator=generator) for o in out]
+    a = torch.autograd.grad(out, [mine[i] for i in case.grads], weights)
+    b = torch.autograd.grad(ref, [theirs[i] for i in case.grads], weights)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_gradcheck(case: Case, generator: torch.Generator) -> None:
+    args = with_grad(case, case.make(torch.float64, generator))
+
+    def f(*inputs):
+        filled = list(args)
+        for i, value in zip(case.grads, inputs, strict=True):
+            filled[i] = value
+        return tuple(outputs_with_grad(run(case, tuple(filled))))
+
+    assert torch.autograd.gradcheck(f, tuple(args[i] for i in case.grads), eps=1e-6, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_second_derivatives_pass_or_raise(case: Case, generator: torch.Generator) -> None:
+    args = with_grad(case, case.make(torch.float64, generator))
+    inputs = [args[i] for i in case.grads]
+    out = outputs_with_grad(run(case, args))
+    weights = [torch.randn(o.shape, dtype=o.dtype, generator=generator).requires_grad_() for o in out]
+    first = torch.autograd.grad(out, inputs, weights, create_graph=True)
+    recorded = [g for g in first if g.requires_grad]
+    assert recorded, "a gradient that is silently constant would make second derivatives zero"
+    try:
+        torch.autograd.grad([g.square().sum() for g in recorded], [*inputs, *weights], allow_unused=True)
+    except RuntimeError as error:
+        assert "not implemented" in str(error) or "second derivatives" in str(error)
+        return
+
+    def f(*values):
+        filled = list(args)
+        for i, value in zip(case.grads, values, strict=True):
+            filled[i] = value
+        return tuple(outputs_with_grad(run(case, tuple(filled))))
+
+    assert torch.autograd.gradgradcheck(f, tuple(inputs), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_opcheck(case: Case, generator: torch.Generator) -> None:
+    opcheck(op_of(case), with_grad(case, case.make(torch.float32 if torch.float32 in case.dtypes else case.dtypes[0], generator)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_compiles(case: Case, generator: torch.Generator) -> None:
+    dtype = torch.float32 if torch.float32 in case.dtypes else case.dtypes[0]
+    for backend in ["aot_eager", "inductor"] if case.inductor else ["aot_eager"]:
+        torch._dynamo.reset()
+        args = case.make(dtype, generator)
+        eager_args, compiled_args = with_grad(case, args), with_grad(case, args)
+        if case.mutates:
+            eager_args, compiled_args = clones(args), clones(args)
+        compiled = torch.compile(lambda *a: run(case, a), fullgraph=True, dynamic=True, backend=backend)  # noqa: B023
+        eager, out = run(case, eager_args), compiled(*compiled_args)
+        for a, b in zip(out, eager, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        if case.grads:
+            for outputs, inputs in ((eager, eager_args), (out, compiled_args)):
+                sum(o.double().square().sum() for o in outputs_with_grad(outputs)).backward()
+                assert all(inputs[i].grad is not None for i in case.grads)
+            for i in case.grads:
+                torch.testing.assert_close(compiled_args[i].grad, eager_args[i].grad, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_independent_of_thread_count(case: Case, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = case.make(torch.float32 if torch.float32 in case.dtypes else case.dtypes[0], generator)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            mine = clones(args) if case.mutates else with_grad(case, args)
+            out = run(case, mine)
+            grads = torch.autograd.grad([o.sum() for o in outputs_with_grad(out)], [mine[i] for i in case.grads]) if case.grads else []
+            results.append([*out, *grads])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        for a, b in zip(other, results[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_functorch_raises_or_is_right(case: Case, generator: torch.Generator) -> None:
+    args = case.make(torch.float64, generator)
+    i = case.grads[0]
+
+    def f(x):
+        return outputs_with_grad(run(case, (*args[:i], x, *args[i + 1 :])))[0] if x.requires_grad else run(case, (*args[:i], x, *args[i + 1 :]))[0]
+
+    with pytest.raises(RuntimeError):
+        torch.func.grad(lambda x: f(x).sum())(args[i])
+    with pytest.raises(RuntimeError):
+        torch.func.jvp(f, (args[i],), (torch.ones_like(args[i]),))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError):
+        f(forward_ad.make_dual(args[i], torch.ones_like(args[i])))
+    stacked = torch.stack([args[i], args[i]])
+    try:
+        mapped = torch.func.vmap(f)(stacked)
+    except RuntimeError:
+        return
+    torch.testing.assert_close(mapped, torch.stack([f(x) for x in stacked]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuda_equals_cpu(case: Case, generator: torch.Generator, cuda: torch.device) -> None:
+    args = case.make(torch.float32 if torch.float32 in case.dtypes else case.dtypes[0], generator)
+    on_gpu = tree_map(lambda a: a.to(cuda) if isinstance(a, torch.Tensor) else a, args)
+    for a, b in zip(run(case, on_gpu), run(case, clones(args)), strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", all_bad(), ids=str)
+def test_bad_input(bad: Bad) -> None:
+    args = bad.make()
+    before = clones(args)
+    with pytest.raises(bad.error, match=bad.message):
+        op_of(bad)(*args)
+    for a, b in zip(args, before, strict=True):
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_every_op_has_a_case_and_a_fake() -> None:
+    """Backward ops are reached through the gradients of their forward op."""
+    names = {s.name.removeprefix("texvlm::") for s in torch._C._jit_get_all_schemas() if s.name.startswith("texvlm::")}
+    covered = {c.op for c in CASES}
+    missing = {n for n in names if n.removesuffix("_backward") not in covered}
+    assert not missing, f"ops without a case: {sorted(missing)}"
+    for name in names:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"texvlm::{name}", "Autograd"), f"{name} has no Autograd entry"
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"texvlm::{name}", "CUDA"), f"{name} has no CUDA entry"

@@ -1,0 +1,33 @@
+"""Loads the compiled extension once and attaches fakes to its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+try:
+    from texvlm import _C
+except ImportError as error:  # pragma: no cover - exercised by hand: there is no texvlm to test without it
+    raise ImportError(
+        f"texvlm's compiled extension does not load ({error}). It is built for one version of PyTorch: you run {torch.__version__}. "
+        "Build it again with: pip install --no-build-isolation --force-reinstall --no-deps ."
+    ) from error
+
+ops = torch.ops.texvlm
+
+
+def build_info() -> dict[str, Any]:
+    """What the extension was built with: cuda, cuda_archs, cuda_version, compiler, torch, and cpu (the instruction set in use)."""
+    return dict(_C.build_info())
+
+
+def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function computes the output shapes of `torch.ops.texvlm.<name>` for compile and export."""
+    return torch.library.register_fake(f"texvlm::{name}")
+
+
+def acc_dtype(texels: torch.dtype) -> torch.dtype:
+    """The dtype of coordinates beside texels of this dtype: float64 for float64, else float32."""
+    return torch.float64 if texels == torch.float64 else torch.float32

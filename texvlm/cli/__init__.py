@@ -1,0 +1,75 @@
+"""The command line: one module per command, each imported only when its command is asked for.
+
+A command is a function `run(args) -> int` (the exit status). What a person can do something about is raised as `Complaint` and
+printed as one line, without a traceback; everything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+
+class Complaint(Exception):
+    """Something that the person at the keyboard can mend: printed as one line, exit status 2."""
+
+
+def positive(text: str) -> int:
+    """An argument that counts something: an integer of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    top = argparse.ArgumentParser(prog="texvlm", description="Mipmapped, foveated textures for vision-language models.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    commands.add_parser("doctor", help="versions, devices, CUDA and GL: what works, what is missing, how to get it")
+
+    view = commands.add_parser("view", help="one picture of what texvlm sees in an image and which cells it keeps")
+    view.add_argument("-o", "--output", default="texvlm-view.png", metavar="OUT.png", help="where to write it (%(default)s)")
+    view.add_argument("--dpi", type=positive, default=160, help="resolution of the drawing (%(default)s)")
+
+    select = commands.add_parser("select", help="the kept cells as JSON")
+    select.add_argument("--json", default="-", metavar="FILE", help="where to write them; - is standard output (the default)")
+
+    for command, largest in ((view, 2048), (select, 0)):
+        command.add_argument("image", metavar="IMAGE", help="any picture that Pillow reads")
+        command.add_argument("-k", type=positive, default=273, help="how many cells to keep (%(default)s)")
+        command.add_argument("--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)")
+        command.add_argument(
+            "--max-size",
+            type=positive,
+            default=largest or None,
+            metavar="PX",
+            help=f"shrink a picture whose longer side exceeds this ({largest or 'never'})",
+        )
+
+    bench = commands.add_parser("bench", help="the benchmarks of a checkout, with an answer each")
+    bench.add_argument("names", nargs="*", metavar="NAME", help="which ones, by file name (all)")
+    bench.add_argument("--list", action="store_true", help="only list them with their questions")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    args = parser().parse_args(argv)
+    try:
+        status: int = importlib.import_module(f"texvlm.cli.{args.command}").run(args)
+    except Complaint as complaint:
+        print(f"texvlm {args.command}: {complaint}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `texvlm select photo.jpg | head`
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status

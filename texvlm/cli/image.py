@@ -1,0 +1,105 @@
+"""Reads a picture from a file, whatever its kind, as RGB."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from texvlm.cli import Complaint
+
+
+@dataclasses.dataclass
+class Picture:
+    """A picture as it was read, upright and in RGB."""
+
+    image: Tensor  # uint8 [3, H, W], or float32 in [0, 1] where 8 bits would lose something
+    path: Path
+    remarks: list[str]  # what was done to it, in plain words
+
+    @property
+    def height(self) -> int:  # noqa: D102
+        return int(self.image.shape[1])
+
+    @property
+    def width(self) -> int:  # noqa: D102
+        return int(self.image.shape[2])
+
+
+def read_picture(name: str, max_size: int | None = None) -> Picture:
+    """Reads any picture that Pillow reads.
+
+    EXIF orientation is honoured; grey, palette, CMYK and 16-bit pictures become RGB; transparency is laid over white.
+
+    Args:
+        name: the file.
+        max_size: a longer side is shrunk to this many pixels.
+
+    Raises:
+        Complaint: with one line that says what is wrong with the file.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise Complaint("reading pictures needs Pillow: pip install 'texvlm[demo]'") from None
+
+    path = Path(name)
+    if not path.exists():
+        raise Complaint(f"no such file: {path}")
+    if path.is_dir():
+        raise Complaint(f"{path} is a folder, not a picture")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as file:
+                file.load()
+                return _to_rgb(file, path, max_size)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise Complaint(f"{path} has too many pixels (the limit is {Image.MAX_IMAGE_PIXELS:,})") from None
+    except UnidentifiedImageError:
+        raise Complaint(f"{path} is not a picture that Pillow can read") from None
+    except PermissionError:
+        raise Complaint(f"{path} may not be read (permission denied)") from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow's decoders raise on broken files
+        raise Complaint(f"{path} is broken: {error}") from None
+
+
+def _to_rgb(file: Any, path: Path, max_size: int | None) -> Picture:
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    remarks = []
+    upright = ImageOps.exif_transpose(file)
+    if upright.size != file.size or file.getexif().get(0x0112, 1) != 1:
+        remarks.append("turned upright as its EXIF orientation says")
+
+    if upright.mode.startswith("I") or upright.mode == "F":  # 16 or 32 bits of grey
+        grey = np.asarray(upright, dtype=np.float32)
+        top = float(grey.max(initial=0.0))
+        if not np.isfinite(grey).all() or float(grey.min(initial=0.0)) < 0 or top > 65535:
+            raise Complaint(f"{path} has pixels outside what a picture can show (mode {upright.mode})")
+        scale = 65535.0 if upright.mode.startswith("I") else (1.0 if top <= 1 else 255.0 if top <= 255 else 65535.0)
+        upright = Image.fromarray(grey / scale)
+        remarks.append(f"grey values divided by {scale:g}")
+    elif "A" in upright.getbands() or "transparency" in upright.info:
+        layer = upright.convert("RGBA")
+        if layer.getextrema()[3][0] < 255:
+            remarks.append("transparent parts laid over white")
+        upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    elif upright.mode != "RGB":
+        upright = upright.convert("RGB")
+
+    if max_size is not None and max(upright.size) > max_size:
+        before = upright.size
+        scaled = [max(1, round(side * max_size / max(before))) for side in before]
+        upright = upright.resize((scaled[0], scaled[1]), Image.Resampling.LANCZOS)
+        remarks.append(f"shrunk from {before[0]} x {before[1]} (--max-size)")
+
+    pixels = torch.from_numpy(np.array(upright))  # a writable copy
+    if pixels.ndim == 2:
+        pixels = pixels.clamp(0, 1).unsqueeze(-1).expand(-1, -1, 3)
+    return Picture(pixels.permute(2, 0, 1).contiguous(), path, remarks)

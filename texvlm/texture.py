@@ -1,0 +1,217 @@
+"""`Texture`: all levels of a pyramid in one buffer, and what is needed to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from texvlm import pyramid
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+    ImageLike = Tensor | np.ndarray | Image.Image
+
+
+def as_image(image: ImageLike) -> Tensor:
+    """A picture as [B, C, H, W], without copying tensors: [C, H, W] gets a batch of one; uint8 stays uint8.
+
+    Args:
+        image: Tensor [C, H, W] or [B, C, H, W], floating point or uint8; uint8 ndarray [H, W], [H, W, C] (colour last, as OpenCV
+            and PIL lay it out); or a PIL image (palette, 1-bit and CMYK pictures are converted to RGB).
+    """
+    if isinstance(image, Tensor):
+        if image.dim() not in (3, 4):
+            raise ValueError(f"image must be [C, H, W] or [B, C, H, W], got {list(image.shape)}")
+        if not (image.is_floating_point() or image.dtype == torch.uint8):
+            raise ValueError(f"image must be floating point or uint8, got {image.dtype}")
+        return image if image.dim() == 4 else image[None]
+    import numpy as np
+
+    array = _from_pil(image) if hasattr(image, "getbands") else image
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"image must be a tensor, a uint8 ndarray [H, W, C] or a PIL image, got {type(image).__name__}")
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise ValueError(f"image as an ndarray must be uint8 [H, W] or [H, W, C], got {array.dtype} {list(array.shape)}")
+    if not array.flags.writeable or any(s < 0 for s in array.strides):
+        array = array.copy()
+    tensor = torch.from_numpy(array)
+    return (tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1))[None]
+
+
+def _from_pil(image: Image.Image) -> np.ndarray:
+    import numpy as np
+
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"image of mode {image.mode!r} has more than 8 bits a channel: hand it in as a float tensor scaled to [0, 1]")
+    if image.mode not in ("L", "RGB", "RGBA"):
+        image = image.convert("RGBA" if "A" in image.mode or "transparency" in image.info else "RGB")
+    return np.asarray(image)
+
+
+class Texture:
+    """A picture or feature map with all its mip levels in ONE buffer.
+
+    Level l has max(1, H >> l) x max(1, W >> l) texels; levels follow one another in `data` [B, T, C], channels last. A texture
+    is a pytree (it goes through `torch.compile`, `tree_map` and autograd as its one tensor) and can be pickled and deep-copied.
+
+    Args:
+        image: [C, H, W] or [B, C, H, W] float (left as it is) or uint8 (divided by 255), any strides; uint8 ndarray [H, W, C];
+            a PIL image. With `layout="spatial"`: keys or values [B, N, D] on a grid of rows x cols = N places.
+        reducer: "mean", "max", "min" or "mode" for all channels, or one name per channel. How texels become one on the next level.
+        levels: how many levels to build; all of them, 1 + floor(log2(max(H, W))), by default.
+        dtype: of the texels: float32, float64, float16 or bfloat16; by default the picture's, float32 for uint8.
+        names: one name per channel, for `index`.
+
+    Gradients flow from `data`, and from everything sampled, to a floating-point `image`.
+
+    Example:
+        >>> import torch, texvlm
+        >>> texture = texvlm.Texture(torch.rand(3, 480, 640))
+        >>> texture.levels, texture.level(1).shape
+        (10, torch.Size([1, 3, 240, 320]))
+    """
+
+    data: Tensor
+    height: int
+    width: int
+    levels: int
+    reducer: tuple[str, ...]
+    names: tuple[str, ...]
+    meta: dict[str, Any]
+
+    def __init__(
+        self,
+        image: ImageLike,
+        reducer: str | Sequence[str] = "mean",
+        levels: int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        layout: str = "image",
+        grid: tuple[int, int] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        if layout not in ("image", "spatial"):
+            raise ValueError(f"layout must be 'image' or 'spatial', got {layout!r}")
+        if layout == "spatial":
+            picture = _spatial(image, grid)
+        elif grid is not None:
+            raise ValueError("grid goes with layout='spatial' only")
+        else:
+            picture = as_image(image)
+        height, width = picture.shape[2:]
+        levels = pyramid.level_count(height, width) if levels is None else levels
+        reducer = pyramid.reducer_names(reducer)
+        data = torch.ops.texvlm.generate_mipmaps(picture, reducer, levels, dtype)
+        self._set(data, height, width, levels, tuple(reducer), tuple(names or ()), {})
+
+    def _set(
+        self, data: Tensor, height: int, width: int, levels: int, reducer: tuple[str, ...], names: tuple[str, ...], meta: Mapping[str, Any]
+    ) -> None:
+        if names and len(names) != data.shape[-1]:
+            raise ValueError(f"names must name each of the {data.shape[-1]} channels, got {len(names)} names")
+        self.data, self.height, self.width, self.levels = data, height, width, levels
+        self.reducer, self.names, self.meta = reducer, names, dict(meta)
+
+    @classmethod
+    def from_data(
+        cls,
+        data: Tensor,
+        height: int,
+        width: int,
+        levels: int,
+        reducer: str | Sequence[str] = "mean",
+        names: Sequence[str] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Texture:
+        """A texture around an existing packed buffer [B, T, C]; T must match the level table of (height, width, levels)."""
+        expected = pyramid.texel_count(height, width, levels)
+        if data.dim() != 3 or data.shape[1] != expected:
+            raise ValueError(
+                f"data must be [B, T, C] with T = {expected} texels for {levels} levels of {height} x {width}, got {list(data.shape)}"
+            )
+        texture = cls.__new__(cls)
+        texture._set(data, height, width, levels, tuple(pyramid.reducer_names(reducer)), tuple(names or ()), meta or {})
+        return texture
+
+    @property
+    def channels(self) -> int:
+        return self.data.shape[-1]
+
+    def index(self, name: str) -> int:
+        """The channel of this name."""
+        if name not in self.names:
+            raise KeyError(f"no channel {name!r}; this texture has {', '.join(self.names) or 'no names'}")
+        return self.names.index(name)
+
+    def level(self, level: int) -> Tensor:
+        """Level `level` as a view [B, C, h, w]; negative levels count from the last."""
+        if not -self.levels <= level < self.levels:
+            raise IndexError(f"level must be in [{-self.levels}, {self.levels - 1}], got {level}")
+        offset, height, width = pyramid.level_table(self.height, self.width, self.levels)[level]
+        packed = self.data.narrow(1, offset, height * width)
+        return packed.unflatten(1, (height, width)).permute(0, 3, 1, 2)
+
+    def to(self, *args: Any, **kwargs: Any) -> Texture:
+        """`Tensor.to` on the buffer: another device or dtype. Differentiable."""
+        return self.replace(self.data.to(*args, **kwargs))
+
+    def replace(self, data: Tensor) -> Texture:
+        """The same texture around another buffer of the same level table."""
+        return Texture.from_data(data, self.height, self.width, self.levels, self.reducer, self.names, self.meta)
+
+    def sample(self, uv: Tensor, lod: Tensor | float = 0.0, filter: str = "trilinear", address: str = "clamp") -> Tensor:
+        """Samples at uv [B, N, 2] and level of detail lod ([B, N] or a number) -> [B, N, C]. See `texvlm.sample_lod`."""
+        from texvlm.sample import sample_lod
+
+        return sample_lod(self, uv, lod, filter, address)
+
+    def sample_footprint(self, uv: Tensor, ddx: Tensor, ddy: Tensor, max_anisotropy: int = 16, address: str = "clamp") -> Tensor:
+        """Anisotropic samples at uv [B, N, 2] under pixel footprints ddx, ddy [B, N, 2] -> [B, N, C]. See `texvlm.sample_grad`."""
+        from texvlm.footprint import sample_grad
+
+        return sample_grad(self, uv, ddx, ddy, max_anisotropy, address)
+
+    def patches(
+        self, center_uv: Tensor, lod: Tensor | float = 0.0, size: int = 16, axes: Tensor | None = None, address: str = "clamp"
+    ) -> Tensor:
+        """Square patches around center_uv [B, N, 2] -> [B, N, C, size, size]. See `texvlm.extract_patches`."""
+        from texvlm.patches import extract_patches
+
+        return extract_patches(self, center_uv, lod, size, axes, address)
+
+    def __repr__(self) -> str:
+        batch, _, channels = self.data.shape
+        return (
+            f"Texture({batch} x {channels} channels, {self.height} x {self.width}, {self.levels} levels, "
+            f"{str(self.data.dtype).removeprefix('torch.')}, {self.data.device})"
+        )
+
+
+def _spatial(keys: ImageLike, grid: tuple[int, int] | None) -> Tensor:
+    if not isinstance(keys, Tensor) or keys.dim() != 3 or grid is None or grid[0] * grid[1] != keys.shape[1]:
+        shape = list(keys.shape) if hasattr(keys, "shape") else type(keys).__name__
+        raise ValueError(f"layout='spatial' takes a tensor [B, N, D] and grid=(rows, cols) with rows * cols = N, got {shape} and grid={grid}")
+    return keys.unflatten(1, grid).permute(0, 3, 1, 2)
+
+
+def _flatten(t: Texture) -> tuple[list[Any], Any]:
+    return [t.data], (t.height, t.width, t.levels, t.reducer, t.names, tuple(t.meta.items()))
+
+
+def _unflatten(children: Any, context: Any) -> Texture:
+    (data,) = children
+    height, width, levels, reducer, names, meta = context
+    texture = Texture.__new__(Texture)
+    # tree_map puts arbitrary leaves here, so nothing is checked
+    texture.data, texture.height, texture.width, texture.levels = data, height, width, levels
+    texture.reducer, texture.names, texture.meta = reducer, names, dict(meta)
+    return texture
+
+
+pytree.register_pytree_node(Texture, _flatten, _unflatten, serialized_type_name="texvlm.Texture")
