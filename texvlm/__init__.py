@@ -6,6 +6,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 from texvlm import _ext as _ext
 from texvlm._ext import build_info
+from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.texture import Texture
 
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Texture",
     "build_info",
+    "extract_patches",
     "generate_mipmaps",
     "level_count",
     "update_mipmaps",
