@@ -43,13 +43,12 @@ void build_pyramid(const Tensor& image, const Tensor& data, const Levels& table,
   const int64_t batch = data.size(0), height = table.height[0], width = table.width[0];
   const Rect all{batch, 0, height, 0, width};
   const ImageView<const S> picture = image.defined() ? image_view<const S>(image) : ImageView<const S>{};
-  const Acc<T> divisor = std::is_same_v<S, uint8_t> ? Acc<T>(255) : Acc<T>(1);
   const int k = data.is_cpu() ? band_levels(texture) : 0;
   if (k > 0) {
     const Rect bands{batch, 0, height >> k, 0, width << k};
-    for_each_row_on_host<MipBand<S>::template For, T>(bands, data.size(2), picture, texture, divisor, k, reducers);
+    for_each_row_on_host<MipBand<S>::template For, T>(bands, data.size(2), picture, texture, k, reducers);
   } else if (image.defined()) {
-    for_each_texel<ImageToTexels<S>::template For, T>(data.device(), all, data.size(2), picture, texture, divisor);
+    for_each_texel<ImageToTexels<S>::template For, T>(data.device(), all, data.size(2), picture, texture);
   }
   build_levels(data.device(), texture, reducers, {batch, 0, table.height[k], 0, table.width[k]}, k + 1);
 }

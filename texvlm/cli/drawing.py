@@ -1,4 +1,4 @@
-"""The one picture that `view` writes: the image, what is kept and what a model sees; below, the pyramid and the channels.
+"""The one picture that `view` writes: the image, what is kept, what a model sees; the pyramid, the channels.
 
 All positions are inches from the top left corner of the page; the page takes its shape from the image's.
 """
@@ -26,7 +26,7 @@ LABEL = 0.58  # below a tile, for its name and range
 AREA = 19.0  # square inches of each of the three large panels
 WIDE = 2.3  # panels of a wider image are stacked
 
-# How each channel is coloured, and the range if it is not its own: signed ones around zero, places from 0 to 1.
+# How each channel is coloured, and its range where that is fixed; the others show their own.
 STYLES: dict[str, tuple[str, tuple[float, float] | None]] = {
     "red": ("red", (0, 1)),
     "green": ("green", (0, 1)),
@@ -63,10 +63,16 @@ class Page:
         axes.set_axis_off()
         return axes
 
-    def image(self, x: float, y: float, width: float, height: float, pixels: Array, smooth: bool = True, **how: Any) -> None:
+    def image(
+        self, x: float, y: float, width: float, height: float, pixels: Array, smooth: bool = True, **how: Any
+    ) -> None:
         """An image that fills a box: [h, w, 3 or 4], or [h, w] with a colour map."""
         self.axes(x, y, width, height).imshow(
-            pixels, aspect="auto", interpolation="lanczos" if smooth else "nearest", interpolation_stage="data", **how
+            pixels,
+            aspect="auto",
+            interpolation="lanczos" if smooth else "nearest",
+            interpolation_stage="data",
+            **how,
         )
 
     def title(self, x: float, y: float, title: str, subtitle: str) -> None:
@@ -101,17 +107,24 @@ def draw(scene: Scene, path: Path, dpi: int) -> None:
 
     rows = 3 if stacked else 1
     large_top = MARGIN + HEAD + TITLE - 0.25
-    small_top = large_top + rows * panel_h + (rows - 1) * TITLE + 0.5 + TITLE
+    small_top = large_top + rows * panel_h + (rows - 1) * TITLE + 0.66 + TITLE
     page = Page(inner + 2 * MARGIN, small_top + max(pyramid_h, sheet_h) + MARGIN - 0.05)
 
     _head(page, scene)
     spots = [
-        (MARGIN, large_top + i * (panel_h + TITLE)) if stacked else (MARGIN + i * (panel_w + across), large_top) for i in range(3)
+        (MARGIN, large_top + i * (panel_h + TITLE))
+        if stacked
+        else (MARGIN + i * (panel_w + across), large_top)
+        for i in range(3)
     ]
     grid = scene.selection.grid
     share = int(scene.selection.count[0]) / max(grid[0] * grid[1], 1)
     lod = math.log2(scene.selection.cell)
-    page.title(*spots[0], "The picture", f"{width} × {height} pixels, {grid[1]} × {grid[0]} cells of {scene.selection.cell} px")
+    page.title(
+        *spots[0],
+        "The picture",
+        f"{width} × {height} pixels, {grid[1]} × {grid[0]} cells of {scene.selection.cell} px",
+    )
     page.image(*spots[0], panel_w, panel_h, _rgb(scene.texture.level(0)[0, :3]))
     page.title(*spots[1], "What is kept", "cells by score, from edges, entropy and saliency")
     _heat(page, spots[1], panel_w, panel_h, scene)
@@ -119,8 +132,13 @@ def draw(scene: Scene, path: Path, dpi: int) -> None:
     page.image(*spots[2], panel_w, panel_h, _rgb(scene.seen))
 
     texture = scene.texture
-    page.title(MARGIN, small_top, "The pyramid", f"{texture.levels} levels in one buffer of {texture.data.shape[1]:,} texels")
-    _pyramid(page, MARGIN, small_top, pyramid_w, pyramid_h, texture)
+    page.title(
+        MARGIN,
+        small_top,
+        "The pyramid",
+        f"{texture.levels} levels in one buffer of {texture.data.shape[1]:,} texels",
+    )
+    _pyramid(page, MARGIN, small_top, pyramid_w, texture)
     left = MARGIN + pyramid_w + GAP
     page.title(left, small_top, "The channels", f"{texture.channels} layers of one texture, read together")
     for index, name in enumerate(texture.names):
@@ -128,7 +146,11 @@ def draw(scene: Scene, path: Path, dpi: int) -> None:
         _channel(page, x, y, tile_w, tile_h, name, texture.level(0)[0, index].float().cpu().numpy())
     if texture.channels < 2 * tiles:
         x, y = left + (tiles - 1) * (tile_w + tile_gap), small_top + tile_h + LABEL
-        facts = [f"{texture.levels} levels", f"× {texture.channels} channels", f"{texture.data.numel() * texture.data.element_size() / 1e6:.1f} MB"]
+        facts = [
+            f"{texture.levels} levels",
+            f"× {texture.channels} channels",
+            f"{texture.data.numel() * texture.data.element_size() / 1e6:.1f} MB",
+        ]
         for line, fact in enumerate(facts):
             page.text(x, y + 0.2 + 0.25 * line, fact, _fit(tile_w, 11), PLAIN)
     page.save(path, dpi)
@@ -160,7 +182,7 @@ def _heat(page: Page, spot: tuple[float, float], width: float, height: float, sc
     from matplotlib.colors import Normalize
 
     selection = scene.selection
-    rows, columns = selection.grid
+    columns = selection.grid[1]
     count, cell = int(selection.count[0]), selection.cell
     scores = selection.score[0, :count].detach().float().cpu().numpy()
     low, high = (float(scores.min()), float(scores.max())) if count else (0.0, 1.0)
@@ -174,7 +196,10 @@ def _heat(page: Page, spot: tuple[float, float], width: float, height: float, sc
     colours = colormaps[HEAT](DARKEST + (1 - DARKEST) * norm(scores))[:, :3].astype(np.float32)
     for index, colour in zip(selection.indices[0, :count].tolist(), colours):
         row, column = divmod(index, columns)
-        box = np.s_[row * cell * fine : (row + 1) * cell * fine - 1, column * cell * fine : (column + 1) * cell * fine - 1]
+        box = np.s_[
+            row * cell * fine : (row + 1) * cell * fine - 1,
+            column * cell * fine : (column + 1) * cell * fine - 1,
+        ]
         canvas[box] = colour * (0.62 + 0.38 * light[box][..., None])
     page.image(*spot, width, height, canvas)
 
@@ -189,12 +214,14 @@ def _heat(page: Page, spot: tuple[float, float], width: float, height: float, sc
     page.text(right, y + 0.32, f"{high:.2f}, the best", 9.5, FAINT, ha="right")
 
 
-def _pyramid(page: Page, x: float, y: float, width: float, height: float, texture: Any) -> None:
+def _pyramid(page: Page, x: float, y: float, width: float, texture: Any) -> None:
     """The levels as graphics people draw them: the full size, and the rest stacked at its right."""
-    scale = width / 1.5 / texture.width
+    gap = 0.05
+    scale = (width - gap) / 1.5 / texture.width
+    height = texture.height * scale
     page.image(x, y, texture.width * scale, height, _rgb(texture.level(0)[0, :3]))
     page.text(x + 0.08, y + height - 0.09, f"{texture.width} × {texture.height}", 8.5, BRIGHT, bbox=_plate())
-    left, top, gap = x + texture.width * scale + 0.05, y, 0.05
+    left, top = x + texture.width * scale + gap, y
     for level in range(1, texture.levels):
         pixels = _rgb(texture.level(level)[0, :3])
         h, w = pixels.shape[:2]
@@ -203,7 +230,15 @@ def _pyramid(page: Page, x: float, y: float, width: float, height: float, textur
             break
         page.image(left, top, wide, tall, pixels, smooth=max(h, w) > 32)
         if wide > 0.55 and tall > 0.3:
-            page.text(left + wide - 0.06, top + tall - 0.08, f"{w} × {h}", 8.5 if wide > 1 else 7, BRIGHT, ha="right", bbox=_plate())
+            page.text(
+                left + wide - 0.06,
+                top + tall - 0.08,
+                f"{w} × {h}",
+                8.5 if wide > 1 else 7,
+                BRIGHT,
+                ha="right",
+                bbox=_plate(),
+            )
         top += tall + gap
 
 
@@ -214,15 +249,16 @@ def _plate() -> dict[str, Any]:
 def _channel(page: Page, x: float, y: float, width: float, height: float, name: str, values: Array) -> None:
     """One tile of the contact sheet, with its name and the range it shows."""
     from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import Colormap, LinearSegmentedColormap
 
+    cmap: Colormap
     style, bounds = STYLES.get(name, ("magma", None))
     if style in ("red", "green", "blue"):
         colour = {"red": "#ff5a4f", "green": "#4fd66a", "blue": "#5a8cff"}[style]
         cmap = LinearSegmentedColormap.from_list(style, ["#000000", colour, "#ffffff"])
     elif style == "signed":
         cmap = colormaps["gray"]
-        reach = max(float(np.quantile(np.abs(values), 0.995)), 1e-6)
+        reach = max(float(np.quantile(np.abs(values), 0.98)), 1e-6)
         bounds = (-reach, reach)
     else:
         cmap = colormaps[style]
@@ -232,7 +268,13 @@ def _channel(page: Page, x: float, y: float, width: float, height: float, name: 
     page.image(x, y, width, height, values, cmap=cmap, vmin=bounds[0], vmax=bounds[1])
     page.text(x, y + height + 0.19, name.replace("_", " "), _fit(width, 10.5), PLAIN if empty else BRIGHT)
     if empty:
-        page.text(x, y + height + 0.36, "needs a previous frame" if name == "motion" else "empty", _fit(width, 8.5), FAINT)
+        page.text(
+            x,
+            y + height + 0.36,
+            "needs a previous frame" if name == "motion" else "empty",
+            _fit(width, 8.5),
+            FAINT,
+        )
     else:
         page.text(x, y + height + 0.36, _range(*bounds), _fit(width, 8.5), FAINT)
 
