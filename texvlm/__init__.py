@@ -5,7 +5,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 """
 
 from texvlm import _ext as _ext
-from texvlm._ext import build_info
+from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
 from texvlm.patches import extract_patches
@@ -19,6 +19,8 @@ __all__ = [
     "FoveatedTokens",
     "Texture",
     "build_info",
+    "cached_bytes",
+    "empty_cache",
     "extract_patches",
     "generate_mipmaps",
     "laplacian_pyramid",
