@@ -54,10 +54,11 @@ def main() -> int:
         aligned = (torch.stack([column, row], -1)[None] + 0.5) * (SIZE / SIDE)
         anywhere = aligned + torch.rand(1, COUNT, 2) / SIDE * 7
         lod = torch.zeros(1, COUNT)
-        op, reducer = torch.ops.texvlm.extract_patches, ["mean"]
 
         def ours(center, lod=lod, axes=None, t=texture, data=texture.data):
-            return lambda: op(data, center, lod, SIDE, SIDE, reducer, t.levels, SIZE, "clamp", axes)
+            return lambda: torch.ops.texvlm.extract_patches(
+                data, center, lod, SIDE, SIDE, ["mean"], t.levels, SIZE, "clamp", axes
+            )
 
         view = image.unfold(2, SIZE, SIZE).unfold(3, SIZE, SIZE)
         wanted = view[0][:, row, column].transpose(0, 1)
@@ -111,7 +112,9 @@ def main() -> int:
             f"forward + backward to texels and centres, one level, C = {channels}",
             {
                 US: forward_backward(ours(uv, t=flat, data=data), [data, uv]),
-                "grid_sample (texels and grid)": forward_backward(sampler(picture, places), [picture, places]),
+                "grid_sample (texels and grid)": forward_backward(
+                    sampler(picture, places), [picture, places]
+                ),
                 "zero-filling of the gradient": lambda i=image: torch.zeros_like(i),
             },
         )

@@ -59,10 +59,15 @@ def test_axes_turn_a_patch() -> None:
     quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).expand(1, 1, 2, 2)  # x becomes y, y becomes -x
     plain, turned = (texvlm.extract_patches(texture, uv, size=8, axes=a)[0, 0] for a in (None, quarter))
     torch.testing.assert_close(turned, plain.transpose(1, 2).flip(1))
-    mirrored = texvlm.extract_patches(texture, uv, size=8, axes=torch.diag(torch.tensor([-1.0, 1.0])).expand(1, 1, 2, 2))
+    mirrored = texvlm.extract_patches(
+        texture, uv, size=8, axes=torch.diag(torch.tensor([-1.0, 1.0])).expand(1, 1, 2, 2)
+    )
     torch.testing.assert_close(mirrored[0, 0], plain.flip(2))
     flat = texvlm.extract_patches(texture, uv, size=8, axes=torch.zeros(1, 1, 2, 2))
-    torch.testing.assert_close(flat[0, 0], reference.sample_lod(texture.data, uv, 0.0, *table(texture))[0, 0, :, None, None].expand(3, 8, 8))
+    torch.testing.assert_close(
+        flat[0, 0],
+        reference.sample_lod(texture.data, uv, 0.0, *table(texture))[0, 0, :, None, None].expand(3, 8, 8),
+    )
 
 
 @pytest.mark.parametrize("address", ["clamp", "wrap", "mirror", "border"])
@@ -104,13 +109,18 @@ def test_equals_reference(height, width, channels, size, address, turned, whole,
     wanted = reference.extract_patches(texture.data, uv, lod, *table(texture), size, address, axes)
     torch.testing.assert_close(out, wanted, rtol=1e-11, atol=1e-11)
     weight = torch.randn(out.shape, generator=g, dtype=torch.float64)
-    for a, b in zip(torch.autograd.grad(out, inputs, weight), torch.autograd.grad(wanted, inputs, weight), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(out, inputs, weight), torch.autograd.grad(wanted, inputs, weight), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-8)
 
 
 def test_adjoint_identity_in_the_texels() -> None:
     texture = texvlm.Texture(torch.rand(3, 33, 50, dtype=torch.float64))
-    uv, lod = torch.rand(1, 20, 2, dtype=torch.float64) * 1.2 - 0.1, torch.rand(1, 20, dtype=torch.float64) * 5
+    uv, lod = (
+        torch.rand(1, 20, 2, dtype=torch.float64) * 1.2 - 0.1,
+        torch.rand(1, 20, dtype=torch.float64) * 5,
+    )
     x = texture.data.requires_grad_()
     out = texvlm.extract_patches(texture, uv, lod)
     y = torch.randn_like(out)
@@ -124,7 +134,9 @@ def test_a_shared_texture_sums_its_gradient() -> None:
     x = texture.data.requires_grad_()
     (shared,) = torch.autograd.grad(texvlm.extract_patches(texture, uv, lod, 4).square().sum(), x)
     apart = x.detach().repeat(4, 1, 1).requires_grad_()
-    (each,) = torch.autograd.grad(texvlm.extract_patches(texture.replace(apart), uv, lod, 4).square().sum(), apart)
+    (each,) = torch.autograd.grad(
+        texvlm.extract_patches(texture.replace(apart), uv, lod, 4).square().sum(), apart
+    )
     torch.testing.assert_close(shared, each.sum(0, keepdim=True))
 
 
@@ -134,8 +146,8 @@ def test_gradient_by_lod_at_integers_is_that_of_the_right_side() -> None:
     lod = torch.tensor([[0.0, 1, 2, 0, 3, 1]], dtype=torch.float64, requires_grad=True)
     weight = torch.randn(1, 6, 3, 8, 8, dtype=torch.float64)
 
-    def value(l):
-        return (texvlm.extract_patches(texture, uv, l, 8) * weight).sum((2, 3, 4))
+    def value(level):
+        return (texvlm.extract_patches(texture, uv, level, 8) * weight).sum((2, 3, 4))
 
     (slope,) = torch.autograd.grad(value(lod).sum(), lod)
     step = 1e-7
@@ -182,7 +194,9 @@ def test_not_finite_gives_nan_and_no_gradient(bad: float, where: str, address: s
     grads = torch.autograd.grad(out, used, torch.ones_like(out))
     assert all(g.isfinite().all() for g in grads)
     assert all(g[0, 1].abs().max() == 0 for g in grads[1:])
-    (texels,) = torch.autograd.grad(texvlm.extract_patches(texture, center[:, ::2], lod[:, ::2], 4, None, address).sum(), texture.data)
+    (texels,) = torch.autograd.grad(
+        texvlm.extract_patches(texture, center[:, ::2], lod[:, ::2], 4, None, address).sum(), texture.data
+    )
     torch.testing.assert_close(grads[0], texels)
 
 
