@@ -160,4 +160,21 @@ void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t ch
   });
 }
 
+// Groups of `each` queries: the host runs F::block(b, g0, g1) over groups, CUDA operator()(b, n, c0, c1) over single queries, n in
+// [0, groups * each), so that there are threads enough.
+template <template <class, int> class F, class T, class... A>
+void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t each, int64_t channels, bool serial, const A&... args) {
+  if (batch <= 0 || groups <= 0 || each <= 0 || channels <= 0) return;
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::launch_queries(F<T, 0>{args...}, batch, groups * each, channels, current_stream(device));
+  }
+  with_channels(channels, [&](auto c) {
+    constexpr int C = decltype(c)::value;
+    const F<T, C> f{args...};
+    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C>(f, groups, channels, begin, end); };
+    serial ? body(0, batch * groups) : host::parallel(batch * groups, each * channels, body);
+  });
+}
+
 }  // namespace texvlm
