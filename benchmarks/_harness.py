@@ -33,7 +33,16 @@ import torch
 
 US = "texvlm"
 COPY = "torch copy"
-PACKAGES = ("torch", "texvlm", "numpy", "opencv-python-headless", "opencv-python", "scipy", "scikit-image", "kornia")
+PACKAGES = (
+    "torch",
+    "texvlm",
+    "numpy",
+    "opencv-python-headless",
+    "opencv-python",
+    "scipy",
+    "scikit-image",
+    "kornia",
+)
 MIN_ROUNDS, MAX_ROUNDS = 7, 201
 SAMPLE_SECONDS = 2e-4  # a shorter call is repeated inside one round until a sample lasts this long
 TABLE_SECONDS = 3.0  # what one table may take, within the bounds on the rounds
@@ -66,7 +75,9 @@ def median(samples: list[float]) -> float:
     return statistics.median(samples)
 
 
-def measure(calls: Mapping[str, Call], seconds: float = TABLE_SECONDS, min_rounds: int = MIN_ROUNDS) -> dict[str, list[float]]:
+def measure(
+    calls: Mapping[str, Call], seconds: float = TABLE_SECONDS, min_rounds: int = MIN_ROUNDS
+) -> dict[str, list[float]]:
     """Seconds per call of each function, one sample a round; the rounds are interleaved, so that noise meets all alike.
 
     Each is warmed up by at least two calls. The order turns by one from round to round.
@@ -128,7 +139,9 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     try:
         info = Path("/proc/cpuinfo").read_text()
-        cpu = next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
+        cpu = next(
+            line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         pass
     try:
@@ -202,7 +215,9 @@ class Bench:
     def __post_init__(self) -> None:
         self.question = (self.doc or "").strip().partition("\n")[0]
         parser = argparse.ArgumentParser(description=self.question)
-        parser.add_argument("--quick", action="store_true", help="fewer rounds; gates are printed all the same")
+        parser.add_argument(
+            "--quick", action="store_true", help="fewer rounds; gates are printed all the same"
+        )
         parser.add_argument("--json", metavar="FILE", help="write all figures there")
         parser.add_argument("--threads", type=int, help="threads of torch and OpenCV (default: theirs)")
         parser.add_argument("--strict", action="store_true", help="exit status 1 when a gate is missed")
@@ -216,6 +231,8 @@ class Bench:
         m = machine()
         packages = ", ".join(f"{name} {version}" for name, version in versions().items())
         print(f"{m['cpu']}, {m['cores']} cores, {m['threads']} threads, load {m['load']}; {packages}")
+        if m["load"] > 0.5:
+            print("the machine is busy: medians wander, compare the minima")
 
     @property
     def quick(self) -> bool:
@@ -247,7 +264,12 @@ class Bench:
         times = Times(title, measure(calls, seconds / 6 if self.quick else seconds), us, moves, fresh)
         self._print(times)
         rows = {
-            name: {"median_ms": 1e3 * median(s), "min_ms": 1e3 * min(s), "rounds": len(s), "ratio": times.ratio(name)}
+            name: {
+                "median_ms": 1e3 * median(s),
+                "min_ms": 1e3 * min(s),
+                "rounds": len(s),
+                "ratio": times.ratio(name),
+            }
             for name, s in times.samples.items()
         }
         self.tables.append({"title": title, "us": us, "moves_bytes": moves, "fresh": fresh, "rows": rows})
@@ -257,23 +279,30 @@ class Bench:
         rounds = len(next(iter(times.samples.values())))
         print(f"\n{times.title}  ({rounds} rounds)")
         width = max(28, *(len(name) for name in times.samples))
-        print(f"  {'':{width}} {'median ms':>10} {'min ms':>10} {'ratio':>8}")
+        print(f"  {'':{width}} {'median ms':>10} {'min ms':>10} {'ratio':>8} {'of minima':>10}")
         for name, samples in times.samples.items():
             note = ""
             if name == COPY and times.moves:
                 kind = "fresh" if times.fresh else "warm"
-                note = f"   {times.moves / 1e6:.2f} MB, {kind}, {times.moves / median(samples) / 1e9:.1f} GB/s"
-            ratio = "1" if name == times.us else f"{times.ratio(name):.2f}"
-            print(f"  {name:{width}} {1e3 * median(samples):10.4f} {1e3 * min(samples):10.4f} {ratio:>8}{note}", flush=True)
+                note = (
+                    f"   {times.moves / 1e6:.2f} MB, {kind}, {times.moves / median(samples) / 1e9:.1f} GB/s"
+                )
+            ratio, minima = f"{times.ratio(name):.2f}", f"{min(samples) / min(times.samples[times.us]):.2f}"
+            milliseconds = f"{1e3 * median(samples):10.4f} {1e3 * min(samples):10.4f}"
+            print(f"  {name:{width}} {milliseconds} {ratio:>8} {minima:>10}{note}", flush=True)
 
-    def gate(self, name: str, measured: float, *, at_least: float | None = None, at_most: float | None = None) -> bool:
+    def gate(
+        self, name: str, measured: float, *, at_least: float | None = None, at_most: float | None = None
+    ) -> bool:
         """Prints and records whether a figure is what was wanted."""
         if (at_least is None) == (at_most is None):
             raise ValueError("a gate takes either at_least or at_most")
         ok = measured >= at_least if at_least is not None else measured <= at_most  # type: ignore[operator]
         wanted = f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}"
         print(f"  {'pass' if ok else 'MISS'}  {name}: {measured:.2f} (wanted {wanted})", flush=True)
-        self.gates.append({"name": name, "at_least": at_least, "at_most": at_most, "measured": measured, "ok": ok})
+        self.gates.append(
+            {"name": name, "at_least": at_least, "at_most": at_most, "measured": measured, "ok": ok}
+        )
         return ok
 
     def figure(self, name: str, value: Any) -> None:
@@ -296,6 +325,7 @@ class Bench:
                 "figures": self.figures,
             }
             Path(self.args.json).write_text(json.dumps(result, indent=1) + "\n")
-        print(f"\n{len(self.gates) - len(missed)} of {len(self.gates)} gates passed" + (f"; missed: {'; '.join(missed)}" if missed else ""))
+        note = f"; missed: {'; '.join(missed)}" if missed else ""
+        print(f"\n{len(self.gates) - len(missed)} of {len(self.gates)} gates passed{note}")
         print(answer, flush=True)
         return 1 if missed and self.args.strict else 0
