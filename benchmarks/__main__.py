@@ -1,4 +1,4 @@
-"""All benchmarks, one process each: python -m benchmarks [names] [--quick] [--json FOLDER] [--threads N] [--strict]."""
+"""All benchmarks, one process each: python -m benchmarks [names] [--quick] [--json FOLDER] [--threads N]."""
 
 from __future__ import annotations
 

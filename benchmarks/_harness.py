@@ -1,4 +1,4 @@
-"""The harness of all benchmarks: us and the peers in one process, interleaved rounds, medians, ratios, gates, JSON.
+"""The harness of all benchmarks: one process, interleaved rounds, medians, ratios, gates, JSON.
 
     from benchmarks import _harness
 
@@ -8,7 +8,8 @@
     bench.gate("copy bound", times.against_copy, at_most=1.5)
     bench.finish("yes: ...")                   # the last line printed is the answer
 
-Every benchmark takes --quick (fewer rounds), --json FILE, --threads N and --strict (exit status 1 when a gate is missed).
+Every benchmark takes --quick (fewer rounds), --json FILE, --threads N and --strict (exit status 1 when a
+gate is missed).
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def copy_call(moved: int, fresh: bool = False) -> Call:
 
     Args:
         moved: bytes read plus bytes written.
-        fresh: False: into one buffer, written before (warm). True: into a buffer allocated in each call (`clone`), so that it
-            pays for new pages exactly where an op's own output of that size does.
+        fresh: False: into one buffer, written before (warm). True: into a buffer allocated in each call
+            (`clone`), so that it pays for new pages where an op's own output of that size does.
     """
     source = torch.ones(max(1, int(moved) // 2), dtype=torch.uint8)
     if fresh:
@@ -66,7 +67,7 @@ def copy_call(moved: int, fresh: bool = False) -> Call:
 
 
 def copy_time(moved: int, fresh: bool = False) -> float:
-    """The median seconds of `copy_call`. Where figures are compared, `Bench.compare(moves=...)` times it among the others."""
+    """The median seconds of `copy_call`; `Bench.compare(moves=...)` times it among the others instead."""
     return median(measure({COPY: copy_call(moved, fresh)})[COPY])
 
 
@@ -78,7 +79,7 @@ def median(samples: list[float]) -> float:
 def measure(
     calls: Mapping[str, Call], seconds: float = TABLE_SECONDS, min_rounds: int = MIN_ROUNDS
 ) -> dict[str, list[float]]:
-    """Seconds per call of each function, one sample a round; the rounds are interleaved, so that noise meets all alike.
+    """Seconds per call of each function, one sample a round, interleaved, so that noise meets all alike.
 
     Each is warmed up by at least two calls. The order turns by one from round to round.
     """
@@ -112,8 +113,10 @@ def _timed(call: Call, repeats: int) -> float:
 
 
 def peak_memory(call: Call) -> int | None:
-    """Bytes by which one call raises the process's resident memory at its peak, after a call to warm up; None where Linux's
-    /proc does not tell. Free memory of the allocator is given back first, so that none of the call's own hides in it.
+    """Bytes by which one call raises the process's resident memory at its peak, after a call to warm up.
+
+    Free memory of the allocator is given back first, so that none of the call's own hides in it. None where
+    /proc does not tell.
     """
     call()
     gc.collect()
