@@ -5,6 +5,7 @@
 // Max, min and mode look at the same texels (a window of 2 or 3 per axis). Both directions are in gather form: no atomics.
 #pragma once
 
+#include "lanes.h"
 #include "texture.h"
 
 namespace texvlm {
@@ -75,27 +76,23 @@ struct ImageToTexels {
       for (int64_t c = c0; c < c1; ++c) out[c] = convert(image.at(b, c, y, x));
     }
 
-    // Blocks of 16 texels: reads run along x, writes stay inside a few cache lines.
+#if defined(TEXVLM_HOST_LOOPS)
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       const int64_t channels = C ? C : texture.channels;
       T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
       const S* in = &image.at(b, 0, y, 0);
-      if (image.stride_x == 1 && C > 0) {
+      if (C > 0 && image.stride_x == 1) {
         const S* TEXVLM_RESTRICT plane[C ? C : 1];
         for (int c = 0; c < C; ++c) plane[c] = in + c * image.stride_c;
         for (int64_t x = x0; x < x1; ++x)
           for (int c = 0; c < C; ++c) out[x * C + c] = convert(plane[c][x]);
         return;
       }
-      constexpr int64_t kBlock = 16;
-      for (int64_t x = x0; x < x1; x += kBlock) {
-        const int64_t stop = minimum(x + kBlock, x1);
-        for (int64_t c = 0; c < channels; ++c) {
-          const S* plane = in + c * image.stride_c;
-          for (int64_t i = x; i < stop; ++i) out[i * channels + c] = convert(plane[i * image.stride_x]);
-        }
-      }
+      // Texel by texel: the reads of neighbouring texels share their cache lines, and the writes are one stream.
+      for (int64_t x = x0; x < x1; ++x)
+        for (int64_t c = 0; c < channels; ++c) out[x * channels + c] = convert(in[c * image.stride_c + x * image.stride_x]);
     }
+#endif
   };
 };
 
@@ -147,28 +144,132 @@ struct MipDown {
     return best;
   }
 
+#if defined(TEXVLM_HAS_LANES)
+  static constexpr int N = lanes_for(C);
+
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    using A = Acc<T>;
-    const int64_t channels = C ? C : texture.channels;
-    const int64_t height = texture.levels.height[level - 1], width = texture.levels.width[level - 1];
-    const bool even = height % 2 == 0 && width % 2 == 0;
-    if (!even || !reducers.uniform || reducers.first != Reducer::mean) {
-      for (int64_t x = x0; x < x1; ++x) (*this)(b, y, x, 0, channels);
-      return;
-    }
-    const T* TEXVLM_RESTRICT top = texture.texel(b, level - 1, 2 * y, 0);
-    const T* TEXVLM_RESTRICT bottom = top + width * channels;
-    T* TEXVLM_RESTRICT out = texture.texel(b, level, y, 0);
-    for (int64_t x = x0; x < x1; ++x) {
-      const T *p = top + 2 * x * channels, *q = bottom + 2 * x * channels;
-      for (int64_t c = 0; c < channels; ++c) {
-        const A left = A(0.5) * static_cast<A>(p[c]) + A(0.5) * static_cast<A>(q[c]);
-        const A right = A(0.5) * static_cast<A>(p[c + channels]) + A(0.5) * static_cast<A>(q[c + channels]);
-        out[x * channels + c] = static_cast<T>(A(0.5) * left + A(0.5) * right);
+    const int64_t channels = C ? C : texture.channels, guarded = x1 - guard_texels(channels, N);
+    int64_t x = x0;
+    if (channels >= 2) {  // of one channel, the compiler makes better vectors along x
+      const bool halves = texture.levels.height[level - 1] % 2 == 0 && texture.levels.width[level - 1] % 2 == 0;
+      if (!reducers.uniform || reducers.first != Reducer::mean) {
+        x = row_of_lanes<true, false>(b, y, x, guarded);
+      } else if (halves) {
+        x = row_of_lanes<false, true>(b, y, x, guarded);
+      } else {
+        x = row_of_lanes<false, false>(b, y, x, guarded);
+      }
+    } else if (reducers.first == Reducer::mean && texture.levels.height[level - 1] % 2 == 0 && texture.levels.width[level - 1] % 2 == 0) {
+      const T* TEXVLM_RESTRICT top = texture.texel(b, level - 1, 2 * y, 0);
+      const T* TEXVLM_RESTRICT bottom = texture.texel(b, level - 1, 2 * y + 1, 0);
+      T* TEXVLM_RESTRICT out = texture.texel(b, level, y, 0);
+      for (; x < x1; ++x) {
+        const Acc<T> left = static_cast<Acc<T>>(top[2 * x]) + static_cast<Acc<T>>(bottom[2 * x]);
+        const Acc<T> right = static_cast<Acc<T>>(top[2 * x + 1]) + static_cast<Acc<T>>(bottom[2 * x + 1]);
+        out[x] = static_cast<T>(Acc<T>(0.25) * (left + right));
       }
     }
+    for (; x < x1; ++x) (*this)(b, y, x, 0, channels);
   }
+
+  // All channels of one texel at a time. Mixed: mean, max and min of every channel, then each channel takes its own. Halves: both
+  // axes are even, so all weights are 1/2. Returns where it stopped.
+  template <bool Mixed, bool Halves>
+  TEXVLM_HD int64_t row_of_lanes(int64_t b, int64_t y, int64_t x, int64_t end) const {
+    using A = Acc<T>;
+    using V = Lanes<A, N>;
+    using I = typename IntLike<A>::type;
+    using M = Lanes<I, N>;
+    const int64_t channels = C ? C : texture.channels, width = texture.levels.width[level - 1], pitch = width * channels;
+    const AxisTaps<A> ty = axis_taps<A>(y, texture.levels.height[level - 1]);
+    const T* in = texture.texel(b, level - 1, ty.first, 0);
+    T* out = texture.texel(b, level, y, 0);
+    I kind[Mixed ? Reducers::kMaxMixed + N : 1];  // -1 where the channel is a max (min), else 0
+    I kind_min[Mixed ? Reducers::kMaxMixed + N : 1];
+    if (Mixed) {
+      if (channels > Reducers::kMaxMixed) return x;
+      for (int64_t c = 0; c < channels + N; ++c) {
+        const Reducer r = c < channels ? reducers.of(c) : Reducer::mean;
+        kind[c] = r == Reducer::max ? -1 : 0;
+        kind_min[c] = r == Reducer::min ? -1 : 0;
+      }
+    }
+    for (; x < end; ++x) {
+      const AxisTaps<A> tx = Halves ? AxisTaps<A>{2 * x, 2, {A(0.5), A(0.5), A(0)}} : axis_taps<A>(x, width);
+      const T* p = in + tx.first * channels;
+      for (int64_t c = 0; c < channels; c += N) {
+        V mean, high, low;
+        if (Halves && !Mixed) {
+          mean = A(0.25) * ((load_lanes<A, N>(p + c) + load_lanes<A, N>(p + pitch + c)) +
+                            (load_lanes<A, N>(p + channels + c) + load_lanes<A, N>(p + pitch + channels + c)));
+        } else {
+          mean = V{} + A(0);
+          high = low = load_lanes<A, N>(p + c);
+          for (int j = 0; j < tx.count; ++j) {
+            V column = V{} + A(0);
+            for (int i = 0; i < ty.count; ++i) {
+              const V v = load_lanes<A, N>(p + i * pitch + j * channels + c);
+              column += ty.weight[i] * v;
+              if (Mixed) {
+                high = ((v > high) | (v != v)) ? v : high;
+                low = ((v < low) | (v != v)) ? v : low;
+              }
+            }
+            mean += tx.weight[j] * column;
+          }
+        }
+        if (Mixed) {
+          const M is_max = load_lanes<I, N>(kind + c), is_min = load_lanes<I, N>(kind_min + c);
+          mean = is_max ? high : (is_min ? low : mean);
+        }
+        store_lanes<A, N>(out + x * channels + c, mean);
+      }
+      if (Mixed && reducers.any_mode) {
+        for (int64_t c = 0; c < channels; ++c)
+          if (reducers.of(c) == Reducer::mode) out[x * channels + c] = static_cast<T>(reduce(Reducer::mode, p + c, pitch, channels, ty, tx));
+      }
+    }
+    return x;
+  }
+#endif
 };
+
+#if defined(TEXVLM_HOST_LOOPS)
+// Several levels of a band of rows while they are in the cache, the picture's own rows first if there is a picture to read.
+//   A band is 2^levels rows of level 0; all heights above it are even, so no band reads another's rows. Texel y of the launch is the
+//   band, and its columns only tell the launcher how much work a band is.
+template <class S>
+struct MipBand {
+  template <class T, int C>
+  struct For {
+    ImageView<const S> image;  // data is null when level 0 is there already
+    TextureView<T> texture;
+    Acc<T> divisor;
+    int levels;
+    Reducers reducers;
+
+    TEXVLM_HD void row(int64_t b, int64_t band, int64_t, int64_t) const {
+      if (image.data != nullptr) {
+        const typename ImageToTexels<S>::template For<T, C> write{image, texture, divisor};
+        for (int64_t y = band << levels; y < (band + 1) << levels; ++y) write.row(b, y, 0, texture.levels.width[0]);
+      }
+      for (int level = 1; level <= levels; ++level) {
+        const MipDown<T, C> down{texture, level, reducers};
+        for (int64_t y = band << (levels - level); y < (band + 1) << (levels - level); ++y) rows(down, b, y, texture.levels.width[level]);
+      }
+    }
+
+    // Compilers without vector extensions have no MipDown::row.
+    TEXVLM_HD static void rows(const MipDown<T, C>& down, int64_t b, int64_t y, int64_t width) {
+#if defined(TEXVLM_HAS_LANES)
+      down.row(b, y, 0, width);
+#else
+      for (int64_t x = 0; x < width; ++x) down(b, y, x, 0, C ? C : down.texture.channels);
+#endif
+    }
+  };
+};
+#endif
 
 // Adjoint of MipDown: what one texel of level `level` - 1 receives from level `level`, added to its own gradient.
 //   grad [B, T, C]: the incoming gradients of all levels; work [B, T - H*W, C]: the accumulated gradients of levels >= 1 (levels
