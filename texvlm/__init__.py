@@ -6,15 +6,19 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 from texvlm import _ext as _ext
 from texvlm._ext import build_info
+from texvlm.cascade import Selection, select, topk
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.texture import Texture
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Selection",
     "Texture",
     "build_info",
     "generate_mipmaps",
     "level_count",
+    "select",
+    "topk",
     "update_mipmaps",
 ]
