@@ -1,4 +1,4 @@
-"""Stem `cascade`: the exact best k, scores of cells, and `select`, which keeps a picture's best cells under a budget."""
+"""Stem `cascade`: the exact best k, scores of cells, and `select`: a picture's best cells under a budget."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Selection:
     """The cells that a picture keeps under a budget of k. A pytree.
 
     Attributes:
-        indices: int64 [B, k], row-major cells of `grid`: best first, ties by the lowest index, -1 beyond `count`.
+        indices: int64 [B, k], row-major cells of `grid`: best first, ties by the lowest index, -1 beyond
+            `count`.
         count: int64 [B], how many are kept: k, or all cells where the picture has fewer.
         grid: (rows, columns) of cells, ceil(H / cell) x ceil(W / cell); those at the edge may be partial.
         cell: the side of a cell in pixels.
@@ -77,7 +78,9 @@ class Selection:
     def __repr__(self) -> str:
         batch, k = self.indices.shape
         rows, columns = self.grid
-        return f"Selection({batch} x {k} of {rows} x {columns} cells of {self.cell} px, {self.indices.device})"
+        return (
+            f"Selection({batch} x {k} of {rows} x {columns} cells of {self.cell} px, {self.indices.device})"
+        )
 
 
 def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -122,20 +125,21 @@ def select(
 ) -> Selection:
     """Keeps the k cells of a picture that deserve to be seen sharply.
 
-    The path "salience": the coarse stage reads every cell once at LOD log2(cell) and keeps 2000 of 4096, the middle
-    one reads 4 x 4 samples of each and keeps 500, the fine one reads every pixel and keeps k. Other grids keep the
-    same shares, and no stage fewer than k. The score of a cell is
+    The path "salience": the coarse stage reads every cell once at LOD log2(cell) and keeps 2000 of 4096, the
+    middle one reads 4 x 4 samples of each and keeps 500, the fine one reads every pixel and keeps k. Other
+    grids keep the same shares, and no stage fewer than k. The score of a cell is
 
-        weights["edge"] * sqrt(mean(edge^2)) + weights["entropy"] * entropy + weights["saliency"] * mean(saliency)
+        w["edge"] * sqrt(mean(edge^2)) + w["entropy"] * entropy + w["saliency"] * mean(saliency)
 
-    over its samples; the entropy is that of a histogram of luma with 16 bins, over its largest possible value, in
-    the coarse stage over the centres of the 3 x 3 cells around. Samples beyond the picture repeat its border.
+    over its samples; the entropy is that of a histogram of luma with 16 bins, over its largest possible
+    value, in the coarse stage over the centres of the 3 x 3 cells around. Samples beyond the picture repeat
+    its border.
 
     Args:
-        image_or_texture: a picture (see `Texture`), or a texture with channels named red, green, blue, edge and
-            saliency (as `build_channels` makes it).
+        image_or_texture: a picture (see `Texture`), or a texture with channels named red, green, blue, edge
+            and saliency (as `build_channels` makes it).
         k: the budget, at least 0.
-        cell: the side of a cell in pixels, 1 to 4096; partial cells at the right and lower edge count as cells.
+        cell: the side of a cell in pixels, 1 to 4096; partial cells at the edges count as cells.
         path: "salience" is the one this version has.
         query: for paths that search for something; not used by "salience", so it must be None.
         weights: of the score's terms, overriding the defaults edge 1, entropy 0.5, saliency 1.
@@ -160,7 +164,9 @@ def select(
     if path not in PATHS:
         raise ValueError(f"path must be one of {', '.join(PATHS)}, got {path!r}")
     if path not in BUILT_PATHS:
-        raise NotImplementedError(f"path={path!r} is not part of this version; it has {', '.join(BUILT_PATHS)}")
+        raise NotImplementedError(
+            f"path={path!r} is not part of this version; it has {', '.join(BUILT_PATHS)}"
+        )
     if query is not None:
         raise ValueError("path='salience' takes no query")
     k, cell = _integer("k", k), _integer("cell", cell)
@@ -169,7 +175,9 @@ def select(
     if not 1 <= cell <= MAX_CELL:
         raise ValueError(f"cell must be from 1 to {MAX_CELL} pixels, got {cell}")
     if unknown := set(weights or {}) - set(SCORE_WEIGHTS):
-        raise ValueError(f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}"
+        )
     with torch.no_grad():
         return _salience(_scored(image_or_texture), k, cell, {**SCORE_WEIGHTS, **(weights or {})})
 
@@ -207,7 +215,7 @@ def _salience(texture: Texture, k: int, cell: int, weights: Mapping[str, float])
             data, cells, height, width, list(texture.reducer), levels, cell, samples, channels, scale
         )
         score, best = ops.select_topk(score, kept[stage])
-        # ascending between stages, so that ties go to the lowest cell; the coarse stage's indices are the cells
+        # ascending between stages, so that ties go to the lowest cell
         cells = best if known == total else cells.gather(1, best)
         if stage < 2:
             cells = cells.sort(dim=1).values
