@@ -23,7 +23,7 @@ TEXVLM_ISA_DISPATCH(each_row)
 namespace {
 
 // One query per element of [batch, count]; `work` is about how many values each touches.
-template <class F>
+template <bool Fast, class F>
 void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t work, const F& f) {
   if (batch <= 0 || count <= 0) return;
   if (device.is_cuda()) {
@@ -31,7 +31,7 @@ void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t wor
     return cuda::launch_queries(f, batch, count, int64_t{1}, current_stream(device));
   }
   host::parallel(batch * count, work, [&](int64_t begin, int64_t end) {
-    host::query_range_any<0>(f, count, int64_t{1}, begin, end);
+    host::query_range_any<Fast, 0>(f, count, int64_t{1}, begin, end);
   });
 }
 
@@ -49,12 +49,14 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
     using T = typename decltype(tag)::type;
     const TopKView<T> view{pointer<const T>(scores), scores.stride(0),         scores.stride(1), count, kept,
                            pointer<T>(values),       pointer<int64_t>(indices)};
-    if (scores.is_cuda()) return for_each_item(scores.device(), batch, count, 1, RankScores<T, 0>{view});
+    if (scores.is_cuda())
+      return for_each_item<host::kFast<T>>(scores.device(), batch, count, 1, RankScores<T, 0>{view});
     const int64_t bytes = SelectRow<T>::workspace_bytes(count, kept);
     const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
     const SelectRow<T> row{view, pointer<char>(workspace), bytes};
-    host::parallel(batch, 4 * count,
-                   [&](int64_t begin, int64_t end) { host::each_row_any<0>(row, begin, end); });
+    host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) {
+      host::each_row_any<host::kFast<T>, 0>(row, begin, end);
+    });
   });
   return {values, indices};
 }
@@ -73,7 +75,7 @@ Tensor select_topk_backward(const Tensor& grad, const Tensor& indices, int64_t c
     using T = typename decltype(tag)::type;
     const ScatterTopK<T, 0> scatter{pointer<const T>(packed), pointer<const int64_t>(places), grad.size(1),
                                     count, pointer<T>(out)};
-    for_each_item(grad.device(), grad.size(0), grad.size(1), 4, scatter);
+    for_each_item<host::kFast<T>>(grad.device(), grad.size(0), grad.size(1), 4, scatter);
   });
   return out;
 }
@@ -133,7 +135,7 @@ Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int6
     f.aligned = !f.any_nearest && samples * step == cell && height % step == 0 && width % step == 0;
     const int64_t side = samples == 1 ? kSamplesAround : samples;
     f.table = EntropyTable<A>::of(side * side);
-    for_each_item(data.device(), batch, count, side * side * kScoreChannels, f);
+    for_each_item<host::kFast<T>>(data.device(), batch, count, side * side * kScoreChannels, f);
   });
   return out;
 }
