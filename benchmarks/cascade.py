@@ -101,9 +101,9 @@ def main() -> int:
             bench.figure("peak_bytes", peak)
             bench.gate("peak memory over the 13-channel texture", peak / minimal, at_most=1.5)
     return bench.finish(
-        f"select takes {1e3 * whole.median():.2f} ms ({1e3 * cascade.median():.2f} of them the three stages), "
-        f"{whole.ratio('reference'):.0f} times less than the reference and {whole.against_copy:.2f} times the "
-        "copy of its bytes."
+        f"select takes {1e3 * whole.median():.2f} ms ({1e3 * cascade.median():.2f} of them in the stages), "
+        f"{whole.ratio('reference'):.0f} times less than the reference and {whole.against_copy:.2f} times "
+        "the copy of its bytes."
     )
 
 

@@ -86,7 +86,7 @@ constexpr bool kConstantChannels = std::is_same_v<T, float>;
   __attribute__((target("arch=x86-64-v3"))) void name##_v3(const A&... a) {                         \
     name<C>(a...);                                                                                  \
   }                                                                                                 \
-  template <bool Fast, int C, class... A>                                                           \
+  template <int C, bool Fast = true, class... A>                                                           \
   void name##_any(const A&... a) {                                                                  \
     if constexpr (Fast) {                                                                           \
       if (isa() == Isa::v4) return name##_v4<C>(a...);                                              \
@@ -96,7 +96,7 @@ constexpr bool kConstantChannels = std::is_same_v<T, float>;
   }
 #else
 #define TEXVLM_ISA_DISPATCH(name)          \
-  template <bool Fast, int C, class... A>  \
+  template <int C, bool Fast = true, class... A>  \
   void name##_any(const A&... a) {         \
     name<C>(a...);                         \
   }
@@ -147,7 +147,7 @@ void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
     host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
-                   [&](int64_t begin, int64_t end) { host::texel_rows_any<host::kFast<T>, C>(f, r, channels, begin, end); });
+                   [&](int64_t begin, int64_t end) { host::texel_rows_any<C, host::kFast<T>>(f, r, channels, begin, end); });
   });
 }
 
@@ -162,7 +162,7 @@ void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t ch
   with_channels<T>(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
-    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<host::kFast<T>, C>(f, count, channels, begin, end); };
+    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C, host::kFast<T>>(f, count, channels, begin, end); };
     serial ? body(0, batch * count) : host::parallel(batch * count, channels * 4, body);
   });
 }
@@ -179,7 +179,7 @@ void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t e
   with_channels<T>(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
-    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<host::kFast<T>, C>(f, groups, channels, begin, end); };
+    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C, host::kFast<T>>(f, groups, channels, begin, end); };
     serial ? body(0, batch * groups) : host::parallel(batch * groups, each * channels, body);
   });
 }
