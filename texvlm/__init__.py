@@ -6,6 +6,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 from texvlm import _ext as _ext
 from texvlm._ext import build_info, cached_bytes, empty_cache
+from texvlm.cascade import Selection, select, topk
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
 from texvlm.patches import extract_patches
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FoveaLayout",
     "FoveatedTokens",
+    "Selection",
     "Texture",
     "build_info",
     "cached_bytes",
@@ -27,5 +29,7 @@ __all__ = [
     "laplacian_reconstruct",
     "level_count",
     "sample_foveated",
+    "select",
+    "topk",
     "update_mipmaps",
 ]

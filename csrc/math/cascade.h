@@ -9,9 +9,10 @@ namespace texvlm {
 
 // ---- scores of cells ----
 
-constexpr int kEntropyBins = 16;     // bins of the histogram of luma over [0, 1]
-constexpr int kEntropyTable = 257;   // counts 0..256: the cells of 16 x 16 samples
-constexpr int kSamplesAround = 3;    // a cell of one sample takes its entropy over the centres of the 3 x 3 cells around it
+constexpr int kEntropyBins = 16;    // bins of the histogram of luma over [0, 1]
+constexpr int kEntropyTable = 257;  // counts 0..256: the cells of 16 x 16 samples
+constexpr int kSamplesAround =
+    3;  // a cell of one sample takes its entropy over the centres of the 3 x 3 cells around it
 
 enum ScoreChannel { kRed = 0, kGreen = 1, kBlue = 2, kEdge = 3, kSaliency = 4, kScoreChannels = 5 };
 
@@ -28,7 +29,8 @@ TEXVLM_HD A entropy_term(int64_t count, A total) {
   return -(share * log2_of(share));
 }
 
-// The terms of all counts that a small cell can have, made once on the host, so that every device adds the same numbers.
+// The terms of all counts that a small cell can have, made once on the host, so that every device adds the
+// same numbers.
 template <class A>
 struct EntropyTable {
   A term[kEntropyTable];
@@ -50,9 +52,11 @@ struct Histogram {
   int room = 255;
 
   TEXVLM_HD void add(int bin) {
-    const uint64_t one = uint64_t{1} << (8 * (bin & 7));
-    low += bin < 8 ? one : 0;
-    high += bin < 8 ? 0 : one;
+    // by a mask: a branch on the bin would be mispredicted half of the time
+    const uint64_t one = uint64_t{1} << (8 * (bin & 7)),
+                   in_high = uint64_t{0} - static_cast<uint64_t>(bin >> 3);
+    low += one & ~in_high;
+    high += one & in_high;
   }
   TEXVLM_HD void unpack() {
     for (int i = 0; i < 8; ++i) {
@@ -81,8 +85,9 @@ TEXVLM_HD int luma_bin(A light) {
   return static_cast<int>(scaled > A(0) ? minimum(scaled, A(kEntropyBins - 1)) : A(0));
 }
 
-// One query per cell: weight[0] * sqrt(mean edge^2) + weight[1] * entropy of luma + weight[2] * mean saliency over samples x samples
-// places of the cell, trilinear with clamp at LOD log2(cell / samples). Channels of the reducer mode are read nearest.
+// One query per cell: weight[0] * sqrt(mean edge^2) + weight[1] * entropy of luma + weight[2] * mean saliency
+// over samples x samples places of the cell, trilinear with clamp at LOD log2(cell / samples). Channels of
+// the reducer mode are read nearest.
 template <class T, int C>
 struct ScoreCells {
   using A = Acc<T>;
@@ -116,7 +121,8 @@ struct ScoreCells {
     }
   }
 
-  // An axis of the grid of samples in the two levels around the LOD, and nearest for channels of the reducer mode.
+  // An axis of the grid of samples in the two levels around the LOD, and nearest for channels of the reducer
+  // mode.
   struct Taps {
     AxisLerp<A> fine, coarse;
     int64_t nearest;
@@ -124,9 +130,11 @@ struct ScoreCells {
 
   // Sample i of the cell at `at` on an axis of `size` pixels; the arithmetic is that of uv = pixel / size.
   TEXVLM_HD Taps taps(int64_t at, int64_t i, const int64_t* sizes) const {
-    const A step = samples == 1 ? static_cast<A>(i) - A(0.5) : (static_cast<A>(i) + A(0.5)) / static_cast<A>(samples);
+    const A step =
+        samples == 1 ? static_cast<A>(i) - A(0.5) : (static_cast<A>(i) + A(0.5)) / static_cast<A>(samples);
     const A u = (static_cast<A>(at) + step) * static_cast<A>(cell) / static_cast<A>(sizes[0]);
-    return {axis_lerp(u, static_cast<int>(sizes[level.l0]), Address::clamp), axis_lerp(u, static_cast<int>(sizes[level.l1]), Address::clamp),
+    return {axis_lerp(u, static_cast<int>(sizes[level.l0]), Address::clamp),
+            axis_lerp(u, static_cast<int>(sizes[level.l1]), Address::clamp),
             any_nearest ? axis_nearest(u, static_cast<int>(sizes[nearest_level]), Address::clamp) : 0};
   }
 
@@ -145,19 +153,27 @@ struct ScoreCells {
     const int64_t channels = texture.channels, width = texture.levels.width[l];
     const T* top = texels + (texture.levels.offset[l] + y.i0 * width) * channels;
     const T* bottom = texels + (texture.levels.offset[l] + y.i1 * width) * channels;
-    return {top + x.i0 * channels, top + x.i1 * channels, bottom + x.i0 * channels, bottom + x.i1 * channels, y, x};
+    return {top + x.i0 * channels,
+            top + x.i1 * channels,
+            bottom + x.i0 * channels,
+            bottom + x.i1 * channels,
+            y,
+            x};
   }
 
   // Channels [first, last) of one sample, interpolated.
-  TEXVLM_HD void interpolate(const T* texels, const Taps& y, const Taps& x, int first, int last, A* value) const {
+  TEXVLM_HD void interpolate(const T* texels, const Taps& y, const Taps& x, int first, int last,
+                             A* value) const {
     const Corners fine = corners(texels, level.l0, y.fine, x.fine);
     for (int k = first; k < last; ++k) value[k] = fine.read(channel[k]);
     if (level.t > A(0)) {
       const Corners coarse = corners(texels, level.l1, y.coarse, x.coarse);
-      for (int k = first; k < last; ++k) value[k] = (A(1) - level.t) * value[k] + level.t * coarse.read(channel[k]);
+      for (int k = first; k < last; ++k)
+        value[k] = (A(1) - level.t) * value[k] + level.t * coarse.read(channel[k]);
     }
     if (any_nearest) {
-      const int64_t at = texture.levels.offset[nearest_level] + y.nearest * texture.levels.width[nearest_level] + x.nearest;
+      const int64_t at =
+          texture.levels.offset[nearest_level] + y.nearest * texture.levels.width[nearest_level] + x.nearest;
       for (int k = first; k < last; ++k)
         if (nearest[k]) value[k] = static_cast<A>(texels[at * texture.channels + channel[k]]);
     }
@@ -172,7 +188,8 @@ struct ScoreCells {
     const int64_t top = kAround ? cy - 1 : cy * samples, left = kAround ? cx - 1 : cx * samples;
     Taps cached[kCached];
     if constexpr (!kAligned) {
-      for (int64_t j = 0; j < minimum<int64_t>(kCached, side); ++j) cached[j] = taps(cx, j, texture.levels.width);
+      for (int64_t j = 0; j < minimum<int64_t>(kCached, side); ++j)
+        cached[j] = taps(cx, j, texture.levels.width);
     }
     const bool small = side * side <= 255;
     Histogram histogram;
@@ -213,7 +230,8 @@ struct ScoreCells {
       const int32_t filled = histogram.count[i];
       entropy += side * side < kEntropyTable ? table.term[filled] : entropy_term<A>(filled, lights);
     }
-    return weight[0] * sqrt_of(energy / places) + weight[1] * (entropy / table.largest) + weight[2] * (conspicuous / places);
+    return weight[0] * sqrt_of(energy / places) + weight[1] * (entropy / table.largest) +
+           weight[2] * (conspicuous / places);
   }
 };
 
@@ -240,7 +258,8 @@ struct TopKView {
   int64_t* indices;
 };
 
-// One query per score: its rank is the number of better ones (all pairs; for grids of cells that is little work for a GPU).
+// One query per score: its rank is the number of better ones (all pairs; for grids of cells that is little
+// work for a GPU).
 template <class T, int C>
 struct RankScores {
   TopKView<T> view;
@@ -262,8 +281,9 @@ struct RankScores {
   }
 };
 
-// Gradient of the values: each goes to the place it came from. grad, indices [B, k] contiguous; out [B, N] is zero before; the
-// indices of a row are distinct, as select_topk makes them, and those outside the row are left out.
+// Gradient of the values: each goes to the place it came from. grad, indices [B, k] contiguous; out [B, N] is
+// zero before; the indices of a row are distinct, as select_topk makes them, and those outside the row are
+// left out.
 template <class T, int C>
 struct ScatterTopK {
   const T* grad;
@@ -277,8 +297,8 @@ struct ScatterTopK {
   }
 };
 
-// The host's way, for one row: the k-th best key by bisection over its bits (each step counts keys, which vectorises and has no
-// branches), then the winners in one pass, then a radix sort of the winners alone.
+// The host's way, for one row: the k-th best key by bisection over its bits (each step counts keys, which
+// vectorises and has no branches), then the winners in one pass, then a radix sort of the winners alone.
 template <class T>
 struct SelectRow {
   using A = Acc<T>;
@@ -294,9 +314,15 @@ struct SelectRow {
   char* workspace;
   int64_t workspace_stride;
 
-  static int64_t keys_bytes(int64_t count) { return (count * static_cast<int64_t>(sizeof(Key)) + 63) / 64 * 64; }
-  static int64_t entries_bytes(int64_t k) { return ((k + 1) * static_cast<int64_t>(sizeof(Entry)) + 63) / 64 * 64; }
-  static int64_t workspace_bytes(int64_t count, int64_t k) { return keys_bytes(count) + 2 * entries_bytes(k); }
+  static int64_t keys_bytes(int64_t count) {
+    return (count * static_cast<int64_t>(sizeof(Key)) + 63) / 64 * 64;
+  }
+  static int64_t entries_bytes(int64_t k) {
+    return ((k + 1) * static_cast<int64_t>(sizeof(Entry)) + 63) / 64 * 64;
+  }
+  static int64_t workspace_bytes(int64_t count, int64_t k) {
+    return keys_bytes(count) + 2 * entries_bytes(k);
+  }
 
   TEXVLM_HD static int64_t count_from(const Key* keys, int64_t count, Key threshold) {
     int64_t total = 0;
@@ -309,7 +335,8 @@ struct SelectRow {
     return total;
   }
 
-  // Stable, least digit first; digits that all entries share are passed over. Returns the buffer that holds the result.
+  // Stable, least digit first; digits that all entries share are passed over. Returns the buffer that holds
+  // the result.
   TEXVLM_HD static Entry* sort(Entry* from, Entry* to, int64_t count) {
     uint32_t histogram[kDigits][256];
     memset(histogram, 0, sizeof(histogram));
@@ -345,7 +372,8 @@ struct SelectRow {
       for (int64_t i = 0; i < count; ++i) keys[i] = rank_key(static_cast<A>(scores[i * view.stride_n]));
     }
 
-    // In `threshold` the sign bit is flipped, so that it compares as the keys do. At least k keys are >= threshold.
+    // In `threshold` the sign bit is flipped, so that it compares as the keys do. At least k keys are >=
+    // threshold.
     Key low = keys[0], high = keys[0];
     for (int64_t i = 0; i < count; ++i) {
       low = minimum(low, keys[i]);
@@ -368,7 +396,9 @@ struct SelectRow {
 
     const Key limit = static_cast<Key>(threshold ^ kTop);
     int64_t won = 0;
-    const Key from = exact ? limit : limit + 1;  // not exact: fewer than k keys are above the limit, so it is not the largest key
+    const Key from =
+        exact ? limit
+              : limit + 1;  // not exact: fewer than k keys are above the limit, so it is not the largest key
     for (int64_t i = 0; i < count; ++i) {
       entries[won] = {~(static_cast<Bits>(keys[i]) ^ kTop), static_cast<Bits>(i)};
       won += keys[i] >= from;
