@@ -117,6 +117,20 @@ void parallel(int64_t count, int64_t elements_each, const Body& body) {
 
 }  // namespace host
 
+// body(std::integral_constant<int, C>) with the channel count as a constant where there is a specialised loop for it.
+template <class Body>
+void with_channels(int64_t channels, const Body& body) {
+  switch (channels) {
+    case 1: return body(std::integral_constant<int, 1>{});
+    case 3: return body(std::integral_constant<int, 3>{});
+    case 4: return body(std::integral_constant<int, 4>{});
+    default: return body(std::integral_constant<int, 0>{});
+  }
+}
+
+template <template <class, int> class F, class T, class... A>
+void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args);
+
 // f over every texel of the rectangle; F<T, C> is built from `args` (aggregate initialisation).
 template <template <class, int> class F, class T, class... A>
 void for_each_texel(c10::Device device, const Rect& r, int64_t channels, const A&... args) {
@@ -125,18 +139,19 @@ void for_each_texel(c10::Device device, const Rect& r, int64_t channels, const A
     const c10::DeviceGuard guard(device);
     return cuda::launch_texels(F<T, 0>{args...}, r.batch, r.y0, r.y1, r.x0, r.x1, channels, current_stream(device));
   }
-  const auto run = [&](auto c) {
+  for_each_row_on_host<F, T>(r, channels, args...);
+}
+
+// The same for functors that only the host has.
+template <template <class, int> class F, class T, class... A>
+void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args) {
+  if (r.batch <= 0 || r.y1 <= r.y0 || r.x1 <= r.x0 || channels <= 0) return;
+  with_channels(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
     host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
                    [&](int64_t begin, int64_t end) { host::texel_rows_any<C>(f, r, channels, begin, end); });
-  };
-  switch (channels) {
-    case 1: return run(std::integral_constant<int, 1>{});
-    case 3: return run(std::integral_constant<int, 3>{});
-    case 4: return run(std::integral_constant<int, 4>{});
-    default: return run(std::integral_constant<int, 0>{});
-  }
+  });
 }
 
 // f over every pixel of the rectangle, for functors whose channels are not a dense run of texels: only C = 0 is compiled. On the host a
@@ -173,18 +188,12 @@ void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t ch
     const c10::DeviceGuard guard(device);
     return cuda::launch_queries(F<T, 0>{args...}, batch, count, channels, current_stream(device));
   }
-  const auto run = [&](auto c) {
+  with_channels(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
     const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C>(f, count, channels, begin, end); };
     serial ? body(0, batch * count) : host::parallel(batch * count, channels * 4, body);
-  };
-  switch (channels) {
-    case 1: return run(std::integral_constant<int, 1>{});
-    case 3: return run(std::integral_constant<int, 3>{});
-    case 4: return run(std::integral_constant<int, 4>{});
-    default: return run(std::integral_constant<int, 0>{});
-  }
+  });
 }
 
 }  // namespace texvlm

@@ -11,27 +11,46 @@
 namespace texvlm {
 namespace {
 
-// Levels 1.. from level 0, or only what depends on a rectangle of level 0.
+// Levels `first`.. from the level before, or only what depends on the rectangle r of that level.
 template <class T>
-void build_levels(const Tensor& data, const TextureView<T>& texture, const Reducers& reducers, Rect r) {
-  for (int level = 1; level < texture.levels.count; ++level) {
-    const auto range = [](int64_t& lo, int64_t& hi, int64_t n) {  // destination texels that read [lo, hi)
-      if (n == 1) return;
-      const int64_t last = n / 2;
-      lo = n % 2 ? std::max<int64_t>(0, (lo - 1) / 2) : lo / 2;
-      hi = std::min<int64_t>(last, (hi + 1) / 2);
-    };
-    range(r.y0, r.y1, texture.levels.height[level - 1]);
-    range(r.x0, r.x1, texture.levels.width[level - 1]);
-    for_each_texel<MipDown, T>(data.device(), r, data.size(2), texture, level, reducers);
+void build_levels(c10::Device device, const TextureView<T>& texture, const Reducers& reducers, Rect r, int first = 1) {
+  const auto parents = [](int64_t& lo, int64_t& hi, int64_t n) {  // the range of destination texels that read [lo, hi) of n
+    if (n == 1) return;
+    lo = n % 2 ? std::max<int64_t>(0, (lo - 1) / 2) : lo / 2;
+    hi = std::min<int64_t>(n / 2, (hi + 1) / 2);
+  };
+  for (int level = first; level < texture.levels.count; ++level) {
+    parents(r.y0, r.y1, texture.levels.height[level - 1]);
+    parents(r.x0, r.x1, texture.levels.width[level - 1]);
+    for_each_texel<MipDown, T>(device, r, texture.channels, texture, level, reducers);
   }
 }
 
+// How many levels one band of rows builds while it stays in the second-level cache; 0 where the first height is odd already.
+template <class T>
+int band_levels(const TextureView<T>& texture) {
+  constexpr int64_t kCacheBytes = 768 << 10;
+  const int64_t row = texture.levels.width[0] * texture.channels * static_cast<int64_t>(sizeof(T));
+  int k = 0;
+  while (k + 1 < texture.levels.count && texture.levels.height[k] % 2 == 0 && row << (k + 1) <= kCacheBytes) ++k;
+  return k;
+}
+
+// The whole pyramid: of `image`, or where it is undefined, above the level 0 that is in the buffer.
 template <class S, class T>
-void write_level0(const Tensor& image, const Tensor& data, const TextureView<T>& texture) {
-  const Rect all{image.size(0), 0, image.size(2), 0, image.size(3)};
-  const Acc<T> divisor = image.scalar_type() == at::kByte ? Acc<T>(255) : Acc<T>(1);
-  for_each_texel<ImageToTexels<S>::template For, T>(data.device(), all, data.size(2), image_view<const S>(image), texture, divisor);
+void build_pyramid(const Tensor& image, const Tensor& data, const Levels& table, const Reducers& reducers) {
+  const auto texture = texture_view<T>(data, table);
+  const int64_t batch = data.size(0), height = table.height[0], width = table.width[0];
+  const Rect all{batch, 0, height, 0, width};
+  const ImageView<const S> picture = image.defined() ? image_view<const S>(image) : ImageView<const S>{};
+  const int k = data.is_cpu() ? band_levels(texture) : 0;
+  if (k > 0) {
+    const Rect bands{batch, 0, height >> k, 0, width << k};
+    for_each_row_on_host<MipBand<S>::template For, T>(bands, data.size(2), picture, texture, k, reducers);
+  } else if (image.defined()) {
+    for_each_texel<ImageToTexels<S>::template For, T>(data.device(), all, data.size(2), picture, texture);
+  }
+  build_levels(data.device(), texture, reducers, {batch, 0, table.height[k], 0, table.width[k]}, k + 1);
 }
 
 Tensor generate_mipmaps(const Tensor& image, Names reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
@@ -45,15 +64,11 @@ Tensor generate_mipmaps(const Tensor& image, Names reducer, int64_t levels, std:
   Tensor data = new_tensor({image.size(0), table.texels, image.size(1)}, texel, image.device());
   dispatch_texel(texel, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto texture = texture_view<T>(data, table);
     if (image.scalar_type() == at::kByte) {
-      write_level0<uint8_t, T>(image, data, texture);
-    } else if (image.scalar_type() == texel) {
-      write_level0<T, T>(image, data, texture);
-    } else {  // one converted copy: the rare case of a float picture into a texture of another float type
-      write_level0<T, T>(image.to(texel), data, texture);
+      build_pyramid<uint8_t, T>(image, data, table, reducers);
+    } else {  // a float picture into a texture of another float type is the rare case: one converted copy
+      build_pyramid<T, T>(image.to(texel), data, table, reducers);
     }
-    build_levels(data, texture, reducers, {image.size(0), 0, image.size(2), 0, image.size(3)});
   });
   return data;
 }
@@ -98,7 +113,8 @@ void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names red
   const Levels table = check_texture(op, data, height, width, levels);
   const Reducers reducers = check_reducers(op, strings(reducer), data.size(2));
   std::vector<Rect> todo;
-  if (rects && rects->defined()) {
+  const bool whole = !rects || !rects->defined();
+  if (!whole) {
     check_shape(op, "rects", *rects, "[R, 4] (y0, x0, y1, x1)", {-1, 4});
     check_dtype(op, "rects", *rects, at::kLong, "");
     TEXVLM_CHECK(rects->is_cpu(), op, "rects", "on the CPU (they steer the launches)", rects->device().str());
@@ -110,12 +126,11 @@ void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names red
                    p[1], ", ", p[2], ", ", p[3], ")");
       if (p[0] < p[2] && p[1] < p[3]) todo.push_back({data.size(0), p[0], p[2], p[1], p[3]});
     }
-  } else {
-    todo.push_back({data.size(0), 0, height, 0, width});
   }
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for (const Rect& r : todo) build_levels(data, texture_view<T>(data, table), reducers, r);
+    if (whole) return build_pyramid<T, T>(Tensor(), data, table, reducers);
+    for (const Rect& r : todo) build_levels(data.device(), texture_view<T>(data, table), reducers, r);
   });
 }
 

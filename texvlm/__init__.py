@@ -5,7 +5,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 """
 
 from texvlm import _ext as _ext
-from texvlm._ext import build_info
+from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.texture import Texture
 
@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Texture",
     "build_info",
+    "cached_bytes",
+    "empty_cache",
     "generate_mipmaps",
     "level_count",
     "update_mipmaps",

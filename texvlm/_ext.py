@@ -23,6 +23,16 @@ def build_info() -> dict[str, Any]:
     return dict(_C.build_info())
 
 
+def cached_bytes() -> int:
+    """Bytes of freed CPU buffers that texvlm keeps for its next large tensor; at most $TEXVLM_CACHE_MB (512 by default)."""
+    return int(_C.cached_bytes())
+
+
+def empty_cache() -> None:
+    """Returns the kept CPU buffers to the system, as `torch.cuda.empty_cache` does on the GPU."""
+    _C.empty_cache()
+
+
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes the output shapes of `torch.ops.texvlm.<name>` for compile and export."""
     return torch.library.register_fake(f"texvlm::{name}")

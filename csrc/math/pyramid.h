@@ -5,6 +5,9 @@
 // Max, min and mode look at the same texels (a window of 2 or 3 per axis). Both directions are in gather form: no atomics.
 #pragma once
 
+#include <type_traits>
+
+#include "lanes.h"
 #include "texture.h"
 
 namespace texvlm {
@@ -59,43 +62,72 @@ TEXVLM_HD A mode_of(const A* v, int n) {
   return best;
 }
 
-// Picture [B, C, H, W] (any strides, type S; `scale` is 1/255 for uint8) to level 0.
+// Picture [B, C, H, W] (any strides; type S, uint8 is divided by 255) to level 0.
 template <class S>
 struct ImageToTexels {
   template <class T, int C>
   struct For {
     ImageView<const S> image;
     TextureView<T> texture;
-    Acc<T> divisor;
 
-    TEXVLM_HD T convert(S v) const { return static_cast<T>(divisor == Acc<T>(1) ? static_cast<Acc<T>>(v) : static_cast<Acc<T>>(v) / divisor); }
+    template <class V>
+    TEXVLM_HD static V scaled(V v) {
+      return std::is_same_v<S, uint8_t> ? v / Acc<T>(255) : v;
+    }
 
     TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
       T* out = texture.texel(b, 0, y, x);
-      for (int64_t c = c0; c < c1; ++c) out[c] = convert(image.at(b, c, y, x));
+      for (int64_t c = c0; c < c1; ++c) out[c] = static_cast<T>(scaled(static_cast<Acc<T>>(image.at(b, c, y, x))));
     }
 
-    // Blocks of 16 texels: reads run along x, writes stay inside a few cache lines.
+#if defined(TEXVLM_HAS_LANES)
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       const int64_t channels = C ? C : texture.channels;
-      T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
-      const S* in = &image.at(b, 0, y, 0);
-      if (image.stride_x == 1 && C > 0) {
-        const S* TEXVLM_RESTRICT plane[C ? C : 1];
-        for (int c = 0; c < C; ++c) plane[c] = in + c * image.stride_c;
-        for (int64_t x = x0; x < x1; ++x)
-          for (int c = 0; c < C; ++c) out[x * C + c] = convert(plane[c][x]);
-        return;
-      }
-      constexpr int64_t kBlock = 16;
-      for (int64_t x = x0; x < x1; x += kBlock) {
-        const int64_t stop = minimum(x + kBlock, x1);
-        for (int64_t c = 0; c < channels; ++c) {
-          const S* plane = in + c * image.stride_c;
-          for (int64_t i = x; i < stop; ++i) out[i * channels + c] = convert(plane[i * image.stride_x]);
+      int64_t x = x0;
+      if (image.stride_x == 1) {
+        T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
+        const S* TEXVLM_RESTRICT in = &image.at(b, 0, y, 0);
+        if constexpr (C == 3) {
+          const S *TEXVLM_RESTRICT red = in, *TEXVLM_RESTRICT green = in + image.stride_c, *TEXVLM_RESTRICT blue = in + 2 * image.stride_c;
+          for (; x < x1; ++x) {
+            out[3 * x] = static_cast<T>(scaled(static_cast<Acc<T>>(red[x])));
+            out[3 * x + 1] = static_cast<T>(scaled(static_cast<Acc<T>>(green[x])));
+            out[3 * x + 2] = static_cast<T>(scaled(static_cast<Acc<T>>(blue[x])));
+          }
+        } else {
+          x = transposed(in, out, channels, x0, x1);
         }
       }
+      for (; x < x1; ++x) (*this)(b, y, x, 0, channels);
     }
+
+    // Whole cache lines of 4 planes at a time: the planes are often a power of two apart, and more of them would evict each other.
+    TEXVLM_HD int64_t transposed(const S* in, T* out, int64_t channels, int64_t x, int64_t x1) const {
+      using A = Acc<T>;
+      using V = Lanes<A, 4>;
+      constexpr int64_t kLine = 64 / sizeof(S) < 16 ? 64 / sizeof(S) : 16;
+      for (; x + kLine <= x1; x += kLine) {
+        int64_t c = 0;
+        for (; c + 4 <= channels; c += 4) {
+          const S* plane = in + c * image.stride_c + x;
+          for (int64_t i = 0; i < kLine; i += 4) {
+            V p = load_lanes<A, 4>(plane + i), q = load_lanes<A, 4>(plane + image.stride_c + i);
+            V r = load_lanes<A, 4>(plane + 2 * image.stride_c + i), s = load_lanes<A, 4>(plane + 3 * image.stride_c + i);
+            transpose<A>(p, q, r, s);
+            T* texel = out + (x + i) * channels + c;
+            store_lanes<A, 4>(texel, scaled(p));
+            store_lanes<A, 4>(texel + channels, scaled(q));
+            store_lanes<A, 4>(texel + 2 * channels, scaled(r));
+            store_lanes<A, 4>(texel + 3 * channels, scaled(s));
+          }
+        }
+        for (; c < channels; ++c)
+          for (int64_t i = x; i < x + kLine; ++i)
+            out[i * channels + c] = static_cast<T>(scaled(static_cast<A>(in[c * image.stride_c + i])));
+      }
+      return x;
+    }
+#endif
   };
 };
 
@@ -147,28 +179,131 @@ struct MipDown {
     return best;
   }
 
+#if defined(TEXVLM_HAS_LANES)
+  static constexpr int N = lanes_for(C);
+
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    using A = Acc<T>;
-    const int64_t channels = C ? C : texture.channels;
-    const int64_t height = texture.levels.height[level - 1], width = texture.levels.width[level - 1];
-    const bool even = height % 2 == 0 && width % 2 == 0;
-    if (!even || !reducers.uniform || reducers.first != Reducer::mean) {
-      for (int64_t x = x0; x < x1; ++x) (*this)(b, y, x, 0, channels);
-      return;
-    }
-    const T* TEXVLM_RESTRICT top = texture.texel(b, level - 1, 2 * y, 0);
-    const T* TEXVLM_RESTRICT bottom = top + width * channels;
-    T* TEXVLM_RESTRICT out = texture.texel(b, level, y, 0);
-    for (int64_t x = x0; x < x1; ++x) {
-      const T *p = top + 2 * x * channels, *q = bottom + 2 * x * channels;
-      for (int64_t c = 0; c < channels; ++c) {
-        const A left = A(0.5) * static_cast<A>(p[c]) + A(0.5) * static_cast<A>(q[c]);
-        const A right = A(0.5) * static_cast<A>(p[c + channels]) + A(0.5) * static_cast<A>(q[c + channels]);
-        out[x * channels + c] = static_cast<T>(A(0.5) * left + A(0.5) * right);
+    const int64_t channels = C ? C : texture.channels, guarded = x1 - guard_texels(channels, N);
+    int64_t x = x0;
+    if (channels >= 2) {  // of one channel, the compiler makes better vectors along x
+      const bool halves = texture.levels.height[level - 1] % 2 == 0 && texture.levels.width[level - 1] % 2 == 0;
+      if (!reducers.uniform || reducers.first != Reducer::mean) {
+        x = row_of_lanes<true, false>(b, y, x, guarded);
+      } else if (halves) {
+        x = row_of_lanes<false, true>(b, y, x, guarded);
+      } else {
+        x = row_of_lanes<false, false>(b, y, x, guarded);
+      }
+    } else if (reducers.first == Reducer::mean && texture.levels.height[level - 1] % 2 == 0 && texture.levels.width[level - 1] % 2 == 0) {
+      const T* TEXVLM_RESTRICT top = texture.texel(b, level - 1, 2 * y, 0);
+      const T* TEXVLM_RESTRICT bottom = texture.texel(b, level - 1, 2 * y + 1, 0);
+      T* TEXVLM_RESTRICT out = texture.texel(b, level, y, 0);
+      for (; x < x1; ++x) {
+        const Acc<T> left = static_cast<Acc<T>>(top[2 * x]) + static_cast<Acc<T>>(bottom[2 * x]);
+        const Acc<T> right = static_cast<Acc<T>>(top[2 * x + 1]) + static_cast<Acc<T>>(bottom[2 * x + 1]);
+        out[x] = static_cast<T>(Acc<T>(0.25) * (left + right));
       }
     }
+    for (; x < x1; ++x) (*this)(b, y, x, 0, channels);
   }
+
+  // All channels of one texel at a time. Mixed: mean, max and min of every channel, then each channel takes its own. Halves: both
+  // axes are even, so all weights are 1/2. Returns where it stopped.
+  template <bool Mixed, bool Halves>
+  TEXVLM_HD int64_t row_of_lanes(int64_t b, int64_t y, int64_t x, int64_t end) const {
+    using A = Acc<T>;
+    using V = Lanes<A, N>;
+    using I = typename IntLike<A>::type;
+    using M = Lanes<I, N>;
+    const int64_t channels = C ? C : texture.channels, width = texture.levels.width[level - 1], pitch = width * channels;
+    const AxisTaps<A> ty = axis_taps<A>(y, texture.levels.height[level - 1]);
+    const T* in = texture.texel(b, level - 1, ty.first, 0);
+    T* out = texture.texel(b, level, y, 0);
+    I kind[Mixed ? Reducers::kMaxMixed + N : 1];  // -1 where the channel is a max (min), else 0
+    I kind_min[Mixed ? Reducers::kMaxMixed + N : 1];
+    if (Mixed) {
+      if (channels > Reducers::kMaxMixed) return x;
+      for (int64_t c = 0; c < channels + N; ++c) {
+        const Reducer r = c < channels ? reducers.of(c) : Reducer::mean;
+        kind[c] = r == Reducer::max ? -1 : 0;
+        kind_min[c] = r == Reducer::min ? -1 : 0;
+      }
+    }
+    for (; x < end; ++x) {
+      const AxisTaps<A> tx = Halves ? AxisTaps<A>{2 * x, 2, {A(0.5), A(0.5), A(0)}} : axis_taps<A>(x, width);
+      const T* p = in + tx.first * channels;
+      for (int64_t c = 0; c < channels; c += N) {
+        V mean, high, low;
+        if (Halves && !Mixed) {
+          mean = A(0.25) * ((load_lanes<A, N>(p + c) + load_lanes<A, N>(p + pitch + c)) +
+                            (load_lanes<A, N>(p + channels + c) + load_lanes<A, N>(p + pitch + channels + c)));
+        } else {
+          mean = V{} + A(0);
+          high = low = load_lanes<A, N>(p + c);
+          for (int j = 0; j < tx.count; ++j) {
+            V column = V{} + A(0);
+            for (int i = 0; i < ty.count; ++i) {
+              const V v = load_lanes<A, N>(p + i * pitch + j * channels + c);
+              column += ty.weight[i] * v;
+              if (Mixed) {
+                high = ((v > high) | (v != v)) ? v : high;
+                low = ((v < low) | (v != v)) ? v : low;
+              }
+            }
+            mean += tx.weight[j] * column;
+          }
+        }
+        if (Mixed) {
+          const M is_max = load_lanes<I, N>(kind + c), is_min = load_lanes<I, N>(kind_min + c);
+          mean = is_max ? high : (is_min ? low : mean);
+        }
+        store_lanes<A, N>(out + x * channels + c, mean);
+      }
+      if (Mixed && reducers.any_mode) {
+        for (int64_t c = 0; c < channels; ++c)
+          if (reducers.of(c) == Reducer::mode) out[x * channels + c] = static_cast<T>(reduce(Reducer::mode, p + c, pitch, channels, ty, tx));
+      }
+    }
+    return x;
+  }
+#endif
 };
+
+#if defined(TEXVLM_HOST_LOOPS)
+// Several levels of a band of rows while they are in the cache, the picture's own rows first if there is a picture to read.
+//   A band is 2^levels rows of level 0; all heights above it are even, so no band reads another's rows. Texel y of the launch is the
+//   band, and its columns only tell the launcher how much work a band is.
+template <class S>
+struct MipBand {
+  template <class T, int C>
+  struct For {
+    ImageView<const S> image;  // data is null when level 0 is there already
+    TextureView<T> texture;
+    int levels;
+    Reducers reducers;
+
+    TEXVLM_HD void row(int64_t b, int64_t band, int64_t, int64_t) const {
+      if (image.data != nullptr) {
+        const typename ImageToTexels<S>::template For<T, C> write{image, texture};
+        for (int64_t y = band << levels; y < (band + 1) << levels; ++y) one_row(write, b, y, texture.levels.width[0]);
+      }
+      for (int level = 1; level <= levels; ++level) {
+        const MipDown<T, C> down{texture, level, reducers};
+        for (int64_t y = band << (levels - level); y < (band + 1) << (levels - level); ++y) one_row(down, b, y, texture.levels.width[level]);
+      }
+    }
+
+    template <class F>
+    TEXVLM_HD static void one_row(const F& f, int64_t b, int64_t y, int64_t width) {
+#if defined(TEXVLM_HAS_LANES)
+      f.row(b, y, 0, width);
+#else  // compilers without vector extensions
+      for (int64_t x = 0; x < width; ++x) f(b, y, x, 0, C ? C : f.texture.channels);
+#endif
+    }
+  };
+};
+#endif
 
 // Adjoint of MipDown: what one texel of level `level` - 1 receives from level `level`, added to its own gradient.
 //   grad [B, T, C]: the incoming gradients of all levels; work [B, T - H*W, C]: the accumulated gradients of levels >= 1 (levels

@@ -16,6 +16,11 @@
 #define TEXVLM_HD inline
 #endif
 
+// row() and block() are for the host loops alone: nvcc does not see them.
+#if !defined(__CUDACC__)
+#define TEXVLM_HOST_LOOPS 1
+#endif
+
 #if defined(__GNUC__) || defined(__CUDACC__)
 #define TEXVLM_RESTRICT __restrict__
 #else

@@ -1,8 +1,8 @@
 """Every op of texvlm in plain PyTorch: independent of the compiled code, clear before fast.
 
-The oracle of tests, benchmarks and notebooks: names and arguments are those of `torch.ops.texvlm`, gradients are torch's
-own autograd. All functions work in float64 and float32 on any device; half inputs are computed in float32 and rounded
-where they are stored.
+The oracle of tests, benchmarks and notebooks: names and arguments are those of `torch.ops.texvlm`, gradients
+are torch's own autograd. All functions work in float64 and float32 on any device; half inputs are computed in
+float32 and rounded where they are stored.
 """
 
 from .cascade import Selection, score_cells, select, select_topk
@@ -27,9 +27,9 @@ __all__ = [
     "laplacian_reconstruct",
     "level_count",
     "level_table",
+    "saliency",
     "sample_grad",
     "sample_lod",
-    "saliency",
     "score_cells",
     "select",
     "select_topk",

@@ -34,10 +34,14 @@ SCORE_CHANNELS = (0, 1, 2, 3, 8)
 
 
 class Selection(NamedTuple):
-    """The chosen cells: `indices` [B, k] int64 best first (-1 beyond `count` [B]), `score` [B, k] (0 beyond), `grid`."""
+    """The chosen cells.
+
+    `indices` int64 `[B, k]`, row-major, best first, -1 beyond `count` `[B]`; `score` `[B, k]`, 0 beyond;
+    `grid`, the numbers of rows and columns.
+    """
 
     indices: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]
     score: Tensor
     grid: tuple[int, int]
 
@@ -50,8 +54,8 @@ def select_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         k: at least 0.
 
     Returns:
-        values `[B, min(k, N)]` and indices, int64: best first, ties by the lowest index, NaN last. Differentiable in the
-        scores.
+        values `[B, min(k, N)]` and indices, int64: best first, ties by the lowest index, NaN last.
+        Differentiable in the scores.
     """
     if k < 0:
         raise ValueError(f"k must be at least 0, got {k}")
@@ -62,16 +66,17 @@ def select_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _centres(cells: Tensor, columns: int, cell: int, steps: Tensor) -> Tensor:
-    """Return pixels `[B, n, S * S, 2]`: `steps[S]`, in cells from the cell's corner, down and across, row-major."""
+    """Return pixels `[B, n, S * S, 2]`: `steps[S]` in cells from the corner, down and across, row-major."""
     corner = torch.stack([cells % columns, cells.div(columns, rounding_mode="floor")], dim=-1)
     offset = torch.stack([steps.repeat(len(steps)), steps.repeat_interleave(len(steps))], dim=-1)
     return (corner[:, :, None] + offset) * cell
 
 
 def entropy(light: Tensor) -> Tensor:
-    """Return the Shannon entropy of the histogram of `light[..., S]`, over log2(min(ENTROPY_BINS, S)): in [0, 1].
+    """Return the Shannon entropy, in [0, 1], of the histogram of `light[..., S]`.
 
-    A single sample has entropy 0. No gradient.
+    It is divided by its largest possible value, log2(min(ENTROPY_BINS, S)). A single sample has
+    entropy 0. No gradient.
     """
     samples = light.shape[-1]
     if samples == 1:
@@ -113,9 +118,9 @@ def score_cells(
     Returns:
         `[B, n]` in float32 (float64 for double). Differentiable in `data` through edge and saliency.
 
-    Convention: sample (i, j) of cell (cy, cx) at pixel ((cx + (j + 0.5)/s) * cell, (cy + (i + 0.5)/s) * cell), trilinear
-    with clamp at LOD log2(cell/s). Score: w0 * sqrt(mean(edge^2)) + w1 * entropy + w2 * mean(saliency). For s = 1 the
-    entropy, and only it, is over the centres of the 3 x 3 cells around.
+    Convention: sample (i, j) of cell (cy, cx) at pixel ((cx + (j + 0.5)/s) * cell, (cy + (i + 0.5)/s) *
+    cell), trilinear with clamp at LOD log2(cell/s). Score: w0 * sqrt(mean(edge^2)) + w1 * entropy + w2 *
+    mean(saliency). For s = 1 the entropy, and only it, is over the centres of the 3 x 3 cells around.
     """
     red, green, blue, edge, saliency = channels
     dtype = compute_dtype(data.dtype)
@@ -144,7 +149,9 @@ def kept_cells(k: int, total: int) -> tuple[int, int, int]:
     return min(max(k, first), total), min(max(k, second), total), min(k, total)
 
 
-def select(image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, float] | None = None) -> Selection:
+def select(
+    image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, float] | None = None
+) -> Selection:
     """Select the cells of a picture that deserve to be seen sharply (the salience path).
 
     Args:
@@ -154,12 +161,15 @@ def select(image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, fl
         weights: overrides of SCORE_WEIGHTS by name.
 
     Returns:
-        A `Selection` by the scores of the last stage. Hard: without gradient in the indices; the scores carry one.
+        A `Selection` by the scores of the last stage. Hard: without gradient in the indices; the scores carry
+        one.
     """
     image = image[None] if image.dim() == 3 else image
     unknown = set(weights or {}) - set(SCORE_WEIGHTS)
     if unknown:
-        raise ValueError(f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}"
+        )
     scale = list({**SCORE_WEIGHTS, **(weights or {})}.values())
     batch, _, height, width = image.shape
     levels = level_count(height, width)

@@ -37,8 +37,9 @@ CHANNEL_REDUCERS = {
 def contrast_edge(light: Tensor) -> Tensor:
     """Return the Sobel magnitude of the locally contrast-normalised luma `[B, H, W]`, in [0, 1].
 
-    Convention: n = (I - mean) / (std + CONTRAST_EPS), mean and population standard deviation over the box, borders
-    replicated; min(1, |Sobel n| / CONTRAST_SCALE). The standard deviation has gradient 0 at 0, the result above 1.
+    Convention: n = (I - mean) / (std + CONTRAST_EPS), mean and population standard deviation over the box,
+    borders replicated; min(1, |Sobel n| / CONTRAST_SCALE). The standard deviation has gradient 0 at 0, the
+    result above 1.
     """
     height, width = light.shape[1:]
     side = 2 * CONTRAST_RADIUS + 1
@@ -56,22 +57,25 @@ def contrast_edge(light: Tensor) -> Tensor:
 
 
 def low_pass(light: Tensor) -> Tensor:
-    """Return the separable binomial low pass (1, 4, 6, 4, 1)/16 of a plane `[B, H, W]`, borders replicated."""
+    """Return the separable binomial low pass (1, 4, 6, 4, 1)/16 of `[B, H, W]`, borders replicated."""
     height, width = light.shape[1:]
     padded = replicate(light, len(BINOMIAL) // 2)
-    rows = sum(w * padded[:, dy : dy + height] for dy, w in enumerate(BINOMIAL))
-    return sum(w * rows[:, :, dx : dx + width] for dx, w in enumerate(BINOMIAL))
+    rows = torch.stack([w * padded[:, dy : dy + height] for dy, w in enumerate(BINOMIAL)]).sum(0)
+    return torch.stack([w * rows[:, :, dx : dx + width] for dx, w in enumerate(BINOMIAL)]).sum(0)
 
 
 def eccentricity(light: Tensor, fixation: Tensor | None = None) -> Tensor:
-    """Return the pixel distance of texel centres to the fixation over that of the farthest corner, `[B, H, W]`.
+    """Return the distance of texel centres from the fixation over that of the farthest corner.
 
     Args:
         light: `[B, H, W]`, for its size, dtype and device.
         fixation: `[B, 2]` in uv, (0.5, 0.5) by default. One that is not finite gives 0 and gets gradient 0.
 
-    Convention: corners of the picture's rectangle; of two equally far ones the right and the lower one. The distance has
-    gradient 0 at 0.
+    Returns:
+        `[B, H, W]`, distances being those of pixels.
+
+    Convention: corners of the picture's rectangle; of two equally far ones the right and the lower one. The
+    distance has gradient 0 at 0.
     """
     batch, height, width = light.shape
     size = torch.tensor([width, height], dtype=light.dtype, device=light.device)
@@ -86,10 +90,10 @@ def eccentricity(light: Tensor, fixation: Tensor | None = None) -> Tensor:
 
 
 def edge_distance(strength: Tensor) -> Tensor:
-    """Return the distance to the nearest edge pixel over the diagonal, in [0, 1], of the edge plane `[B, H, W]`.
+    """Return the distance to the nearest edge pixel over the diagonal, in [0, 1], of edges `[B, H, W]`.
 
-    Convention: edge pixels have `strength` > EDGE_THRESHOLD * mean, the mean taken in float64; without any the distance
-    is the diagonal. No gradient.
+    Convention: edge pixels have `strength` > EDGE_THRESHOLD * mean, the mean taken in float64; without any
+    the distance is the diagonal. No gradient.
     """
     height, width = strength.shape[1:]
     exact = strength.detach().double()
@@ -108,8 +112,8 @@ def build_channels(
     """Build a texture of channels from a picture.
 
     Args:
-        image: `[B, C, H, W]`, float or uint8 (divided by 255); grey is repeated, alpha dropped, values that are not
-            finite count as 0.
+        image: `[B, C, H, W]`, float or uint8 (divided by 255); grey is repeated, alpha dropped, values that
+            are not finite count as 0.
         channels: indices among 0..11 and 34, in the order wanted.
         levels: 1 to `level_count(H, W)`.
         dtype: of the result; the image's by default, float32 for uint8.
@@ -117,8 +121,8 @@ def build_channels(
         fixation: `[B, 2]` in uv, for the eccentricity.
 
     Returns:
-        `[B, T, len(channels)]`. Planes are computed in float32 (float64 for double) and rounded once. Differentiable in
-        the pictures (0-8) and in the fixation (11); channel 34 has no gradient.
+        `[B, T, len(channels)]`. Planes are computed in float32 (float64 for double) and rounded once.
+        Differentiable in the pictures (0-8) and in the fixation (11); channel 34 has no gradient.
     """
     for channel in channels:
         if channel not in CHANNEL_REDUCERS:

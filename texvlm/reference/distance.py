@@ -16,11 +16,11 @@ def distance_transform(mask: Tensor) -> tuple[Tensor, Tensor]:
         mask: bool `[B, H, W]`.
 
     Returns:
-        squared distance, int64 `[B, H, W]`, and the nearest True pixel's row-major index, int64 `[B, H, W]`, the lowest
-        one on ties. A picture without a True pixel gives H^2 + W^2 and -1. Not differentiable.
+        squared distance, int64 `[B, H, W]`, and the nearest True pixel's row-major index, int64 `[B, H, W]`,
+        the lowest one on ties. A picture without a True pixel gives H^2 + W^2 and -1. Not differentiable.
 
-    Source: the separable scheme of Meijster, Roerdink and Hesselink, "A general algorithm for computing distance
-    transforms in linear time", 2000; here by comparing all columns.
+    Source: the separable scheme of Meijster, Roerdink and Hesselink, "A general algorithm for computing
+    distance transforms in linear time", 2000; here by comparing all columns.
     """
     batch, height, width = mask.shape
     squared = torch.full(mask.shape, height**2 + width**2, dtype=torch.int64, device=mask.device)

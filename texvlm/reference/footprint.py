@@ -27,18 +27,21 @@ def _angle(y: Tensor, x: Tensor) -> Tensor:
 
 
 def principal_axes(dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the singular values Pmax >= Pmin of the matrix [dx dy] and the major axis, a left singular vector.
+    """Return the singular values Pmax >= Pmin of the matrix [dx dy] and its major axis.
 
     Args:
-        dx, dy: `[..., 2]`, the columns: the footprint's sides in level-0 pixels.
+        dx: `[..., 2]`, the first column: a side of the footprint in level-0 pixels.
+        dy: `[..., 2]`, the second column.
 
     Returns:
-        Pmax `[...]`, Pmin `[...]` and the vector of length Pmax along the major axis `[..., 2]`; its sign has no meaning.
+        Pmax `[...]`, Pmin `[...]` and the vector of length Pmax along the major axis `[..., 2]`; its sign has
+        no meaning.
 
-    Convention: a circle (Pmax = Pmin) has its axis along dx and no gradient for the axis' rotation; that of a zero
-    footprint is zero.
+    Convention: a circle (Pmax = Pmin) has its axis along dx and no gradient for the axis' rotation; that of a
+    zero footprint is zero.
 
-    Source: J. Blinn, "Consider the lowly 2x2 matrix", IEEE CG&A 16(2), 1996: M = R(phi) diag(Q + R, Q - R) R(theta).
+    Source: J. Blinn, "Consider the lowly 2x2 matrix", IEEE CG&A 16(2), 1996: M = R(phi) diag(Q + R, Q - R)
+    R(theta).
     """
     (a, c), (b, d) = dx.unbind(-1), dy.unbind(-1)
     e, f, g, h = (a + d) / 2, (a - d) / 2, (c + b) / 2, (c - b) / 2
@@ -54,15 +57,19 @@ def principal_axes(dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def footprint_taps(
     ddx: Tensor, ddy: Tensor, height: int, width: int, levels: int, max_anisotropy: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return LOD `[B, N]`, the number of taps `[B, N]` (int64) and the major axis in level-0 pixels `[B, N, 2]`.
+    """Return the LOD, the number of taps (int64), each `[B, N]`, and the major axis in pixels `[B, N, 2]`.
 
     Args:
-        ddx, ddy: `[B, N, 2]`, finite, in units of uv.
+        ddx: `[B, N, 2]`, finite, in units of uv.
+        ddy: `[B, N, 2]`, finite, in units of uv.
+        height: of level 0.
+        width: of level 0.
+        levels: of the texture.
         max_anisotropy: A, at least 1.
 
     Convention: LOD = clip(log2 max(Pmin, Pmax/A), 0, levels - 1), of Pmin where both are equal;
-    N = clip(ceil(Pmax 2^-LOD (1 - TAP_SLACK)), 1, A), piecewise constant. A zero footprint has LOD 0, one tap and no
-    gradient of the LOD.
+    N = clip(ceil(Pmax 2^-LOD (1 - TAP_SLACK)), 1, A), piecewise constant. A zero footprint has LOD 0, one tap
+    and no gradient of the LOD.
     """
     size = torch.tensor([width, height], dtype=ddx.dtype, device=ddx.device)
     major, minor, axis = principal_axes(ddx * size, ddy * size)
@@ -91,20 +98,24 @@ def sample_grad(
     Args:
         data: `[Bt, T, C]` texels; Bt is B or 1.
         uv: `[B, N, 2]`, the centres.
-        ddx, ddy: `[B, N, 2]`, the footprint's sides in units of uv: the change of uv for one step in x and in y.
-        height, width, reducer, levels: the texture.
+        ddx: `[B, N, 2]`, a side of the footprint: the change of uv for one step in x.
+        ddy: `[B, N, 2]`, the other one: the change of uv for one step in y.
+        height: of level 0.
+        width: of level 0.
+        reducer: one name for all channels or one per channel.
+        levels: of the texture.
         max_anisotropy: A, the most taps for one footprint, at least 1.
         address: one of `ADDRESS_MODES`.
 
     Returns:
         `[B, N, C]` in the dtype of `data`.
 
-    Convention: N taps of equal weight at (i + 0.5)/N - 0.5 along the major axis, each trilinear at the footprint's LOD
-    and addressed by itself; mode channels at the centre, in the level nearest to the LOD. Gradients: to texels, `uv`,
-    and through the taps' positions and the LOD to `ddx` and `ddy`.
+    Convention: N taps of equal weight at (i + 0.5)/N - 0.5 along the major axis, each trilinear at the
+    footprint's LOD and addressed by itself; mode channels at the centre, in the level nearest to the LOD.
+    Gradients: to texels, `uv`, and through the taps' positions and the LOD to `ddx` and `ddy`.
 
-    Source: Direct3D 11.3 functional specification, section 7.18.11 (LOD calculations), with singular vectors in place of
-    its ellipse transform.
+    Source: Direct3D 11.3 functional specification, section 7.18.11 (LOD calculations), with singular vectors
+    in place of its ellipse transform.
     """
     if max_anisotropy < 1:
         raise ValueError(f"max_anisotropy must be at least 1, got {max_anisotropy}")

@@ -16,18 +16,22 @@ def fovea_tokens(
     Args:
         fixation: `[B, F, 2]` in uv.
         offsets: `[N, 2]`, (x, y) in level-0 pixels.
-        m0, e0: 0-d, positive: the magnification is M(e) = m0 / (e + e0), e in level-0 pixels.
-        height, width, levels: the texture.
+        m0: 0-d, positive: the magnification is M(e) = m0 / (e + e0).
+        e0: 0-d, positive, in level-0 pixels as e is.
+        height: of level 0.
+        width: of level 0.
+        levels: of the texture.
 
     Returns:
         uv `[B, F, N, 2]` and lod `[B, F, N]` in the dtype of `fixation`.
 
-    Convention: position = clamp(fixation * (W, H) + offset, 0, (W, H)); e is the distance of that position from the
-    fixation; lod = log2((e + e0) / m0) clamped to [0, levels - 1]. Gradients: to all four tensors; a clamp passes them on
-    its own bounds (so lod = 0 at the default m0 = e0 has those of log2), the distance has gradient 0 at 0. A fixation or
-    offset that is not finite gives NaN and gets no gradient.
+    Convention: position = clamp(fixation * (W, H) + offset, 0, (W, H)); e is the distance of that position
+    from the fixation; lod = log2((e + e0) / m0) clamped to [0, levels - 1]. Gradients: to all four tensors; a
+    clamp passes them on its own bounds (so lod = 0 at the default m0 = e0 has those of log2), the distance
+    has gradient 0 at 0. A fixation or offset that is not finite gives NaN and gets no gradient.
 
-    Source: inverse-linear cortical magnification, e.g. Rovamo and Virsu, Experimental Brain Research 37, 1979.
+    Source: inverse-linear cortical magnification, e.g. Rovamo and Virsu, Experimental Brain Research 37,
+    1979.
     """
     dtype = compute_dtype(fixation.dtype)
     size = torch.tensor([width, height], dtype=dtype, device=fixation.device)

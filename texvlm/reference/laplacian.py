@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ def _lerp_axis(value: Tensor, fine: int, dim: int) -> Tensor:
 
 
 def upsample(level: Tensor, height: int, width: int) -> Tensor:
-    """Sample a level `[B, h, w, C]` bilinearly at the texel centres of a `height` x `width` one, with clamp."""
+    """Sample a level `[B, h, w, C]` bilinearly, with clamp, at the texel centres of a finer one."""
     return _lerp_axis(_lerp_axis(level, height, 1), width, 2)
 
 
@@ -26,7 +28,10 @@ def laplacian_decompose(data: Tensor, height: int, width: int, levels: int) -> T
     """Return the bands of a pyramid: level l minus level l + 1 upsampled; the last level as it is.
 
     Args:
-        data: `[B, T, C]`, a pyramid of `height`, `width` and `levels`.
+        data: `[B, T, C]`, a pyramid.
+        height: of level 0.
+        width: of level 0.
+        levels: of the texture.
 
     Returns:
         `[B, T, C]` in the dtype of `data`. Linear, so differentiable everywhere.
@@ -34,7 +39,7 @@ def laplacian_decompose(data: Tensor, height: int, width: int, levels: int) -> T
     Source: Burt and Adelson, "The Laplacian pyramid as a compact image code", 1983, with bilinear expansion.
     """
     stored = split_levels(data.to(compute_dtype(data.dtype)), height, width, levels)
-    bands = [fine - upsample(coarse, *fine.shape[1:3]) for fine, coarse in zip(stored, stored[1:], strict=False)]
+    bands = [fine - upsample(coarse, *fine.shape[1:3]) for fine, coarse in pairwise(stored)]
     return pack_levels([*bands, stored[-1]]).to(data.dtype)
 
 
@@ -43,6 +48,9 @@ def laplacian_reconstruct(bands: Tensor, height: int, width: int, levels: int) -
 
     Args:
         bands: `[B, T, C]`.
+        height: of level 0.
+        width: of level 0.
+        levels: of the texture.
 
     Returns:
         `[B, T, C]` in the dtype of `bands`; each level is made from the stored level below it. Linear.

@@ -11,8 +11,8 @@ from .pyramid import compute_dtype
 from .sample import sample_lod
 
 
-def patch_offsets(size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Tensor:
-    """Return the offsets (x, y) of a patch's samples from its centre, row-major, `[size * size, 2]`, in samples."""
+def patch_offsets(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return where a patch's samples lie: (x, y) from its centre in samples, row-major, `[S * S, 2]`."""
     line = torch.arange(size, dtype=dtype, device=device) - (size - 1) / 2
     return torch.stack([line.repeat(size), line.repeat_interleave(size)], dim=-1)
 
@@ -35,17 +35,21 @@ def extract_patches(
         data: `[Bt, T, C]` texels; Bt is B or 1.
         center: `[B, N, 2]` in uv.
         lod: `[B, N]` or a number, clamped to [0, levels - 1] for the samples and for their spacing.
-        height, width, reducer, levels: the texture.
+        height: of level 0.
+        width: of level 0.
+        reducer: one name for all channels or one per channel.
+        levels: of the texture.
         size: S, samples along a side, at least 1.
         address: one of `ADDRESS_MODES`.
-        axes: `[B, N, 2, 2]`, maps offsets in pixels; its columns are the images of the x and y unit vectors. The LOD of
-            the samples does not depend on it.
+        axes: `[B, N, 2, 2]`, maps offsets in pixels; its columns are the images of the x and y unit vectors.
+            The LOD of the samples does not depend on it.
 
     Returns:
         `[B, N, C, S, S]` in the dtype of `data`.
 
-    Convention: sample (i, j), row i and column j, lies (j - (S-1)/2, i - (S-1)/2) * 2^lod level-0 pixels off the centre,
-    and is trilinear at `lod`. Gradients: to texels, `center`, `axes`, and to `lod` through blend and spacing.
+    Convention: sample (i, j), row i and column j, lies (j - (S-1)/2, i - (S-1)/2) * 2^lod level-0 pixels off
+    the centre, and is trilinear at `lod`. Gradients: to texels, `center`, `axes`, and to `lod` through blend
+    and spacing.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
@@ -61,11 +65,15 @@ def extract_patches(
     center, lod = torch.where(finite[..., None], center, 0.5), torch.where(finite, lod, 0)
     lod = lod.clamp(0, levels - 1)
 
-    offset = patch_offsets(size, dtype, center.device) * torch.exp2(lod)[..., None, None]  # [B, N, S*S, 2] pixels
+    offset = (
+        patch_offsets(size, dtype, center.device) * torch.exp2(lod)[..., None, None]
+    )  # [B, N, S*S, 2] pixels
     if axes is not None:
         offset = (axes[:, :, None] * offset[..., None, :]).sum(-1)
     uv = center[:, :, None] + offset / torch.tensor([width, height], dtype=dtype, device=center.device)
     lod = lod[..., None].expand(uv.shape[:3])
-    value = sample_lod(data, uv.flatten(1, 2), lod.flatten(1, 2), height, width, reducer, levels, address=address)
+    value = sample_lod(
+        data, uv.flatten(1, 2), lod.flatten(1, 2), height, width, reducer, levels, address=address
+    )
     value = value.reshape(batch, count, size, size, data.shape[2])
     return torch.where(finite[..., None, None, None], value, torch.nan).permute(0, 1, 4, 2, 3)

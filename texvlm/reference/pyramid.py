@@ -1,13 +1,15 @@
 """Mipmap pyramids: one buffer, odd sizes kept whole, one reducer per channel.
 
-A texture is `data[B, T, C]`: its levels lie one after another, channels last, row-major, finest first; level l measures
-`max(1, H >> l) x max(1, W >> l)`. Every level is computed from the *stored* level above it, in float32 (float64 for
-double), and rounded once when it is stored, so that half pyramids agree on every path.
+A texture is `data[B, T, C]`: its levels lie one after another, channels last, row-major, finest first; level
+l measures `max(1, H >> l) x max(1, W >> l)`. Every level is computed from the *stored* level above it, in
+float32 (float64 for double), and rounded once when it is stored, so that half pyramids agree on every path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +30,13 @@ def level_table(height: int, width: int, levels: int) -> list[tuple[int, int, in
     """Return (offset, height, width) of each level; offset counts texels from the start of the buffer.
 
     Args:
-        height, width: size of level 0, at least 1.
+        height: of level 0, at least 1.
+        width: of level 0, at least 1.
         levels: 1 to `level_count(height, width)`.
     """
     if min(height, width) < 1 or not 1 <= levels <= level_count(height, width):
-        raise ValueError(f"levels must be 1 to {level_count(height, width)} for {height} x {width}, got {levels}")
+        most = level_count(height, width)
+        raise ValueError(f"levels must be 1 to {most} for {height} x {width}, got {levels}")
     table, offset = [], 0
     for level in range(levels):
         h, w = max(1, height >> level), max(1, width >> level)
@@ -81,11 +85,11 @@ class _Store(torch.autograd.Function):
     """Round to a storage dtype and come back; the gradient passes unrounded."""
 
     @staticmethod
-    def forward(ctx, value, dtype):
+    def forward(ctx: Any, value: Tensor, dtype: torch.dtype) -> Tensor:
         return value.to(dtype).to(value.dtype)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad, None
 
 
@@ -95,7 +99,7 @@ def store(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def by_channels(
-    value: Tensor, names: Sequence[str], functions: dict[str, Callable[[Tensor], Tensor]]
+    value: Tensor, names: Sequence[str], functions: Mapping[str, Callable[[Tensor], Tensor]]
 ) -> Tensor:
     """Apply to each channel (last dimension) the function its name stands for; one call per distinct name."""
     groups = {f: [c for c, name in enumerate(names) if functions[name] is f] for f in functions.values()}
@@ -123,13 +127,15 @@ def _mean_axis(value: Tensor, dim: int) -> Tensor:
 
 
 def _window(value: Tensor) -> Tensor:
-    """Return the texels `[K, B, h, w, C]` under each texel of the next level, row-major in K (1, 2, 3 per axis)."""
+    """Return the texels `[K, B, h, w, C]` under each texel of the next level, row-major in K."""
     starts, reach = [], []
     for size in value.shape[1:3]:
         starts.append(2 * torch.arange(max(1, size // 2), device=value.device))
         reach.append(1 if size == 1 else 2 + size % 2)
     taps = [
-        value[:, (starts[0] + dy)[:, None], starts[1] + dx] for dy in range(reach[0]) for dx in range(reach[1])
+        value[:, (starts[0] + dy)[:, None], starts[1] + dx]
+        for dy in range(reach[0])
+        for dx in range(reach[1])
     ]
     return torch.stack(taps)
 
@@ -164,17 +170,22 @@ def reduce_level(level: Tensor, reducer: Sequence[str]) -> Tensor:
         level: `[B, h, w, C]`, float32 or float64.
         reducer: one name per channel.
 
-    Convention: mean is the polyphase box (no texel lost, the mean kept); max, min and mode look at texels 2i, 2i+1 and,
-    on an odd axis, 2i+2. Max and min propagate NaN and send the gradient wholly to the first extremal texel, row-major.
-    Mode takes the most frequent value, the lowest on ties, NaN only where all are NaN; it has no gradient.
+    Convention: mean is the polyphase box (no texel lost, the mean kept); max, min and mode look at texels 2i,
+    2i+1 and, on an odd axis, 2i+2. Max and min propagate NaN and send the gradient wholly to the first
+    extremal texel, row-major. Mode takes the most frequent value, the lowest on ties, NaN only where all are
+    NaN; it has no gradient.
 
-    Source: polyphase box filter for odd extents, after Guthe and Heckbert, "Non-power-of-two mipmapping" (NVIDIA, 2005).
+    Source: polyphase box filter for odd extents, after Guthe and Heckbert, "Non-power-of-two mipmapping"
+    (NVIDIA, 2005).
     """
     return by_channels(level, reducer, _REDUCE)
 
 
 def generate_mipmaps(
-    image: Tensor, reducer: Sequence[str] = ("mean",), levels: int | None = None, dtype: torch.dtype | None = None
+    image: Tensor,
+    reducer: Sequence[str] = ("mean",),
+    levels: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Build the pyramid of a picture.
 
@@ -213,9 +224,12 @@ def update_mipmaps(
 
     Args:
         data: `[B, T, C]`; level 0 is read, the others are written. Not differentiable.
-        height, width, reducer, levels: the texture, as in `generate_mipmaps`.
-        rects: int64 `[R, 4]` of (y0, x0, y1, x1), half-open, in texels of level 0 and inside it; only texels that depend
-            on one of them are written. None: all.
+        height: of level 0.
+        width: of level 0.
+        reducer: one name for all channels or one per channel.
+        levels: of the texture.
+        rects: int64 `[R, 4]` of (y0, x0, y1, x1), half-open, in texels of level 0 and inside it; only texels
+            that depend on one of them are written. None: all.
     """
     names = channel_reducers(reducer, data.shape[2])
     views = split_levels(data, height, width, levels)
@@ -223,7 +237,7 @@ def update_mipmaps(
     for y0, x0, y1, x1 in boxes:
         if not (0 <= y0 <= y1 <= height and 0 <= x0 <= x1 <= width):
             raise ValueError(f"rects must lie inside {height} x {width}, got {(y0, x0, y1, x1)}")
-    for above, level in zip(views, views[1:], strict=False):
+    for above, level in pairwise(views):
         fresh = reduce_level(above.to(compute_dtype(data.dtype)), names).to(data.dtype)
         for n, (y0, x0, y1, x1) in enumerate(boxes):
             y0, y1 = _touched(y0, y1, above.shape[1])

@@ -44,12 +44,18 @@ LAB_DELTA = 6 / 29
 LAB_SCALE = 100.0
 """L, a and b are divided by this."""
 
+MAP_FLOOR = 1e-4
+"""A map whose maximum is not above this is flat and counts as 0: dividing by the maximum would promote its
+rounding
+noise to full saliency. One 8-bit step of one pixel is above it, float32 rounding two orders below."""
+
 
 def rgb_planes(image: Tensor) -> Tensor:
-    """Return a picture as `[B, 3, H, W]` in float32 (float64 for double): uint8 / 255, alpha dropped, grey repeated.
+    """Return a picture as `[B, 3, H, W]` in float32 or float64: uint8 / 255, no alpha, grey repeated.
 
     Args:
-        image: `[B, C, H, W]`, C of 1, 3 or 4, float or uint8. Values that are not finite count as 0, with gradient 0.
+        image: `[B, C, H, W]`, C of 1, 3 or 4, float or uint8. Values that are not finite count as 0, with
+            gradient 0.
     """
     if image.dim() != 4 or image.shape[1] not in (1, 3, 4):
         raise ValueError(f"image must be [B, 1 or 3 or 4, H, W], got {tuple(image.shape)}")
@@ -81,8 +87,8 @@ def replicate(plane: Tensor, radius: int) -> Tensor:
 def sobel(plane: Tensor) -> Tensor:
     """Return the magnitude of the Sobel gradient (weights 1, 2, 1), unscaled, border replicated, `[B, H, W]`.
 
-    Source: the operator as in Duda and Hart, "Pattern classification and scene analysis", 1973. Its gradient is 0 where
-    the magnitude is 0.
+    Source: the operator as in Duda and Hart, "Pattern classification and scene analysis", 1973. Its gradient
+    is 0 where the magnitude is 0.
     """
     p = replicate(plane, 1)
     down = p[:, :-2] + 2 * p[:, 1:-1] + p[:, 2:]
@@ -98,7 +104,7 @@ def edge(light: Tensor) -> Tensor:
 
 
 def motion(light: Tensor, previous: Tensor | None) -> Tensor:
-    """Return |luma - luma of the previous picture|, gradient 0 where equal; zeros without a previous picture."""
+    """Return |light - previous|, gradient 0 where equal; zeros without a previous picture."""
     return torch.zeros_like(light) if previous is None else (light - previous).abs()
 
 
@@ -119,10 +125,10 @@ def srgb_to_lab(rgb: Tensor) -> Tensor:
 
 
 def _over_maximum(plane: Tensor) -> Tensor:
-    """Return `[B, h, w]` over its maximum per picture, 0 where that is 0; gradient to the first maximal texel."""
+    """Return `[B, h, w]` over its maximum per picture, 0 where flat; gradient to the first maximal texel."""
     flat = plane.flatten(1)
     top = flat.gather(1, flat.detach().argmax(1, keepdim=True))[..., None]
-    positive = top > 0
+    positive = top > MAP_FLOOR
     return torch.where(positive, plane / torch.where(positive, top, 1), 0)
 
 
@@ -134,16 +140,18 @@ def saliency(image: Tensor, previous: Tensor | None = None) -> Tensor:
         previous: the picture before it, of the same shape: adds the motion feature.
 
     Returns:
-        `[B, H, W]` in [0, 1] with maximum near 1 (0 where nothing stands out), in the image's dtype (float32 for uint8).
+        `[B, H, W]` in [0, 1] with maximum near 1 (0 where nothing stands out), in the image's dtype (float32
+        for uint8).
 
-    Convention: all in float32 (float64 for double) from full pyramids of sRGB (mean), edge (max) and motion (max). At
-    each texel centre of the base level, each of the features intensity |L|, colour |(a, b)|, edge and motion is the mean
-    over centres and surrounds of its centre-surround difference, other levels read bilinearly. Maps are divided by their
-    maximum, weighted by (1 - mean)^2, added, divided by the maximum, and upsampled bilinearly. No centre prior.
-    Differentiable in both pictures; the norms and |x| have gradient 0 at 0, a maximum is its first texel, row-major.
+    Convention: all in float32 (float64 for double) from full pyramids of sRGB (mean), edge (max) and motion
+    (max). At each texel centre of the base level, each of the features intensity |L|, colour |(a, b)|, edge
+    and motion is the mean over centres and surrounds of its centre-surround difference, other levels read
+    bilinearly. Maps are divided by their maximum (0 where flat, see MAP_FLOOR), weighted by (1 - mean)^2,
+    added, divided by the maximum, and upsampled bilinearly. No centre prior. Differentiable in both pictures;
+    the norms and |x| have gradient 0 at 0, a maximum is its first texel, row-major.
 
-    Source: Itti, Koch and Niebur, "A model of saliency-based visual attention for rapid scene analysis", 1998, with the
-    peak promotion of Frintrop's family of models simplified to one global weight.
+    Source: Itti, Koch and Niebur, "A model of saliency-based visual attention for rapid scene analysis",
+    1998, with the peak promotion of Frintrop's family of models simplified to one global weight.
     """
     dtype = image.dtype if image.is_floating_point() else torch.float32
     planes = rgb_planes(image)

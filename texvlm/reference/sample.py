@@ -1,8 +1,9 @@
 """Sampling a texture at given places and an explicit level of detail.
 
-Coordinates: `uv` in [0, 1], (u, v) = (x, y), texel centres at (i + 0.5)/n (`align_corners=False`). LOD 0 is full size,
-continuous, clamped to [0, levels - 1]. Mode channels are always the nearest texel of the nearest level, without gradient.
-A query that is not finite gives NaN in all its channels and takes no part in any gradient.
+Coordinates: `uv` in [0, 1], (u, v) = (x, y), texel centres at (i + 0.5)/n (`align_corners=False`). LOD 0 is
+full size, continuous, clamped to [0, levels - 1]. Mode channels are always the nearest texel of the nearest
+level, without gradient. A query that is not finite gives NaN in all its channels and takes no part in any
+gradient.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ class Sampler:
 
     Args:
         texels: `[Bt, T, C]` in the compute dtype; Bt is the queries' batch or 1.
-        height, width, levels: the texture.
+        height: of level 0.
+        width: of level 0.
+        levels: of the texture.
         address: one of `ADDRESS_MODES`.
     """
 
     def __init__(self, texels: Tensor, height: int, width: int, levels: int, address: str):
         if texels.shape[1] != texel_count(height, width, levels):
-            raise ValueError(f"data must have {texel_count(height, width, levels)} texels, got {texels.shape[1]}")
+            wanted = texel_count(height, width, levels)
+            raise ValueError(f"data must have {wanted} texels, got {texels.shape[1]}")
         table = torch.tensor(level_table(height, width, levels), device=texels.device)
         self.offset, self.height, self.width = table.unbind(1)
         self.texels, self.levels, self.address = texels, levels, address
@@ -109,7 +113,7 @@ def smooth_or_mode(
     smooth: Callable[[Tensor], Tensor],
     mode: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Sample the mode channels of `data[Bt, T, C]` by `mode`, without gradient, and all others by `smooth`."""
+    """Sample the mode channels of `data[Bt, T, C]` by `mode`, without gradient, the others by `smooth`."""
 
     def detached(texels: Tensor) -> Tensor:
         return mode(texels.detach())
@@ -136,16 +140,20 @@ def sample_lod(
         data: `[Bt, T, C]` texels; Bt is B or 1 (shared by all queries, its gradient summed).
         uv: `[B, N, 2]`, (u, v) in [0, 1]; outside of it the address mode decides.
         lod: `[B, N]` or a number, clamped to [0, levels - 1].
-        height, width, reducer, levels: the texture.
+        height: of level 0.
+        width: of level 0.
+        reducer: one name for all channels or one per channel.
+        levels: of the texture.
         filter: one of `FILTERS`.
         address: one of `ADDRESS_MODES`.
 
     Returns:
         `[B, N, C]` in the dtype of `data`.
 
-    Convention: x = u * W_l - 0.5, taps floor(x) and floor(x) + 1, each through the address mode; nearest texel
-    floor(u * W_l), nearest level floor(clamp(lod) + 0.5). Gradients: to texels, `uv` (bilinear, trilinear) and `lod`
-    (trilinear; zero outside [0, levels - 1]), at cell edges and integer LODs those of the right side.
+    Convention: x = u * W_l - 0.5, taps floor(x) and floor(x) + 1, each through the address mode; nearest
+    texel floor(u * W_l), nearest level floor(clamp(lod) + 0.5). Gradients: to texels, `uv` (bilinear,
+    trilinear) and `lod` (trilinear; zero outside [0, levels - 1]), at cell edges and integer LODs those of
+    the right side.
 
     Source: OpenGL 4.6 specification, section 8.14 (texture minification).
     """

@@ -1,0 +1,223 @@
+"""`doctor`: what works on this machine, what is missing, and how to get it, in plain lines.
+
+Imports nothing heavy at the top and nothing of texvlm but the extension itself, so that it can
+still speak when that does not load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+COMPANIONS = {  # distribution: what it is for
+    "numpy": "pictures as arrays",
+    "pillow": "reading pictures",
+    "matplotlib": "drawing",
+    "rich": "tables in the terminal",
+    "scikit-image": "the demo's photograph, a peer in the benchmarks",
+    "pytest": "the tests",
+    "hypothesis": "the tests",
+    "opencv-python-headless": "a peer in the benchmarks",
+    "kornia": "a peer in the benchmarks",
+    "transformers": "the Qwen-VL adapter",
+    "torchcodec": "decoding video",
+}
+BUILD_AGAIN = "pip install --no-build-isolation --force-reinstall --no-deps ."
+
+
+class Report:
+    """Lines of what is there, and a list of what is missing."""
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+
+    def line(self, name: str, text: str, advice: str | None = None) -> None:
+        """One fact; with `advice`, one about something missing."""
+        print(f"  {'-' if advice else '+'} {name:<10} {text}")
+        if advice:
+            self.missing.append(f"{name}: {advice}")
+
+
+def run(args: object = None) -> int:
+    """The command. Returns 0 unless the extension does not load."""
+    report = Report()
+    print(f"texvlm {_version('texvlm') or _version_in_source()}")
+    report.line("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    torch = _torch(report)
+    info = _extension(report, torch)
+    _compilers(report)
+    _cuda(report, torch, info)
+    _gl(report)
+    _companions(report)
+    if report.missing:
+        print("\nmissing:")
+        for line in report.missing:
+            print(f"  {line}")
+    else:
+        print("\nnothing is missing")
+    return 0 if info is not None else 1
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _version_in_source() -> str:
+    text = (Path(__file__).parents[1] / "__init__.py").read_text()
+    found = re.search(r'__version__ = "([^"]+)"', text)
+    return found[1] if found else "of unknown version"
+
+
+def _torch(report: Report) -> Any:
+    try:
+        import torch
+    except Exception as error:  # a broken torch fails in many ways, and a doctor listens to all of them
+        report.line("torch", f"does not load ({_first_line(error)})", "pip install torch==2.13.0")
+        return None
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    wrong = not (2, 11) <= tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 14)
+    advice = "texvlm supports torch 2.11 to 2.13: pip install torch==2.13.0" if wrong else None
+    report.line("torch", f"{torch.__version__} ({built}), {torch.get_num_threads()} threads", advice)
+    return torch
+
+
+def _extension(report: Report, torch: Any) -> dict[str, Any] | None:
+    try:
+        extension = importlib.import_module("texvlm._C")
+        info = dict(extension.build_info())
+    except Exception as error:
+        files = [path.name for path in Path(__file__).parents[1].glob("_C*.so")]
+        why = _first_line(error) if files else "it has not been built"
+        report.line(
+            "extension",
+            f"does not load: {why}",
+            f"build it with this torch: {BUILD_AGAIN} (in a checkout: make build)",
+        )
+        return None
+    ours, theirs = info["torch"], torch.__version__ if torch else "none"
+    changed = ours.split("+")[0] != theirs.split("+")[0]
+    advice = f"built for torch {ours}, running {theirs}: {BUILD_AGAIN}" if changed else None
+    report.line("extension", f"loads; built by g++ {info['compiler'].split()[0]} for torch {ours}", advice)
+    report.line("processor", f"{info['cpu']}, {os.cpu_count()} cores")
+    return info
+
+
+def _compilers(report: Report) -> None:
+    compiler = os.environ.get("CXX") or "c++"
+    if shutil.which(compiler):
+        report.line("compiler", _first_output([compiler, "--version"]))
+    else:
+        report.line(
+            "compiler",
+            "none found",
+            "to build texvlm, install a C++ compiler (Debian, Ubuntu: apt install g++)",
+        )
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not headers.exists():
+        report.line(
+            "headers",
+            "Python.h not found",
+            "to build texvlm, install Python's headers (Debian, Ubuntu: apt install python3-dev)",
+        )
+    nvcc = shutil.which("nvcc") or next(
+        (path for path in ("/usr/local/cuda/bin/nvcc",) if os.access(path, os.X_OK)), None
+    )
+    if nvcc:
+        found = re.search(r"release ([\d.]+)", _output([nvcc, "--version"]))
+        report.line("nvcc", found[1] if found else "found, says no version")
+    else:
+        report.line(
+            "nvcc", "none found", "to compile the CUDA kernels, install the CUDA toolkit; the CPU needs none"
+        )
+
+
+def _cuda(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
+    if info is not None and info["cuda"]:
+        archs = " ".join(
+            f"sm_{arch}" for arch in re.split(r"[;, ]+", str(info["cuda_archs"]).strip('"')) if arch
+        )
+        report.line("kernels", f"CUDA kernels compiled in for {archs} (CUDA {info['cuda_version']})")
+    elif info is not None:
+        report.line(
+            "kernels", "no CUDA kernels compiled in", f"with nvcc installed, build again: {BUILD_AGAIN}"
+        )
+    if torch is None:
+        return
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(index)
+            report.line(f"gpu {index}", f"{p.name}, sm_{p.major}{p.minor}, {p.total_memory / 2**30:.0f} GiB")
+    elif torch.version.cuda is None:
+        has_card = os.path.exists("/dev/nvidia0") or os.path.exists("/dev/dxg")
+        advice = "an NVIDIA card is there, but torch is CPU-only: install one with CUDA and build texvlm anew"
+        report.line(
+            "gpu", "not usable by a CPU-only torch" if has_card else "none", advice if has_card else None
+        )
+    else:
+        report.line("gpu", "none that torch can use (everything runs on the CPU)")
+
+
+def _gl(report: Report) -> None:
+    """Whether OpenGL could be had without a display: libEGL and its devices. Nothing is linked against it."""
+    try:
+        egl = ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        report.line(
+            "gl", "libEGL.so.1 not found", "for OpenGL without a display (optional): apt install libegl1"
+        )
+        return
+    try:
+        egl.eglGetProcAddress.restype = ctypes.c_void_p
+        egl.eglGetProcAddress.argtypes = [ctypes.c_char_p]
+        address = egl.eglGetProcAddress(b"eglQueryDevicesEXT")
+        count = ctypes.c_int(0)
+        query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+        known = bool(address) and bool(query(address)(0, None, ctypes.byref(count)))
+    except (AttributeError, OSError, ValueError) as error:
+        report.line("gl", f"libEGL.so.1 found, but it does not answer ({_first_line(error)})")
+        return
+    if known and count.value:
+        report.line("gl", f"libEGL.so.1 found, {count.value} EGL device{'s' if count.value > 1 else ''}")
+    else:
+        report.line(
+            "gl",
+            "libEGL.so.1 found, no EGL device",
+            "for OpenGL in software (optional): apt install libegl-mesa0 libgl1-mesa-dri",
+        )
+
+
+def _companions(report: Report) -> None:
+    versions = {name: _version(name) for name in COMPANIONS}
+    report.line(
+        "optional", ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none"
+    )
+    for purpose in dict.fromkeys(COMPANIONS.values()):
+        absent = [name for name, version in versions.items() if not version and COMPANIONS[name] == purpose]
+        if absent:
+            report.missing.append(f"optional, for {purpose}: pip install {' '.join(absent)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{command[0]} does not run: {_first_line(error)}"
+
+
+def _first_output(command: list[str]) -> str:
+    return (_output(command).splitlines() or ["found, says nothing"])[0]
