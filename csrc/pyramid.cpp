@@ -6,6 +6,7 @@
 
 #include "autograd.h"
 #include "launch.h"
+#include "mips.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -127,9 +128,9 @@ void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names red
       if (p[0] < p[2] && p[1] < p[3]) todo.push_back({data.size(0), p[0], p[2], p[1], p[3]});
     }
   }
+  if (whole) return build_mipmaps(data, table, reducers);
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (whole) return build_pyramid<T, T>(Tensor(), data, table, reducers);
     for (const Rect& r : todo) build_levels(data.device(), texture_view<T>(data, table), reducers, r);
   });
 }
@@ -211,6 +212,13 @@ Tensor generate_mipmaps_backward_autograd(const Tensor& grad, SymInt height, Sym
 }
 
 }  // namespace
+
+void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& reducers) {
+  dispatch_texel(data.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    build_pyramid<T, T>(Tensor(), data, levels, reducers);
+  });
+}
 
 #define TEXVLM_PYRAMID_KERNELS                                     \
   m.impl("generate_mipmaps", generate_mipmaps);                    \

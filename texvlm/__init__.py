@@ -6,17 +6,26 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 from texvlm import _ext as _ext
 from texvlm._ext import build_info, cached_bytes, empty_cache
+from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
+from texvlm.distance import distance_transform
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
+from texvlm.salience import saliency
 from texvlm.texture import Texture
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CHANNELS",
+    "MINIMAL",
+    "Channel",
     "Texture",
+    "build_channels",
     "build_info",
     "cached_bytes",
+    "distance_transform",
     "empty_cache",
     "generate_mipmaps",
     "level_count",
+    "saliency",
     "update_mipmaps",
 ]

@@ -189,6 +189,20 @@ struct SalienceLevel1 {
   };
 };
 
+// The five planes of level 0, out [B, kFeatures, H, W], for the way back.
+template <class S>
+struct SaliencePlanes {
+  template <class T, int C>
+  struct For {
+    typename SalienceLevel1<S>::template For<T, C> from;
+    T* out;
+
+    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+      for (int c = 0; c < kFeatures; ++c) out[((b * kFeatures + c) * from.height + y) * from.width + x] = from.value(b, y, x, c);
+    }
+  };
+};
+
 // sRGB to Lab in `level` of the texture, in place.
 template <class T, int C>
 struct LabTexels {
@@ -513,7 +527,7 @@ struct OverMaximum {
   }
 };
 
-// Adjoint of OverMaximum: grad of the quotient to grad of `plane`. dot[b].sum = <grad, plane>.
+// Adjoint of OverMaximum: grad of the quotient to grad of `plane`. dot[b].sum = <grad, quotient>.
 template <class T, int C>
 struct OverMaximumAdjoint {
   T* grad;  // in place
@@ -527,7 +541,7 @@ struct OverMaximumAdjoint {
       *g = T(0);
       return;
     }
-    const T at_top = y * w + x == s.at ? static_cast<T>(dot[b].sum / (static_cast<double>(s.max) * static_cast<double>(s.max))) : T(0);
+    const T at_top = y * w + x == s.at ? static_cast<T>(dot[b].sum / static_cast<double>(s.max)) : T(0);
     *g = *g / s.max - at_top;
   }
 };
