@@ -10,7 +10,10 @@ from texvlm.cascade import Selection, select, topk
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
 from texvlm.patches import extract_patches
+from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
+from texvlm.distance import distance_transform
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
+from texvlm.salience import saliency
 from texvlm.texture import Texture
 
 __version__ = "0.1.0"
@@ -19,9 +22,14 @@ __all__ = [
     "FoveaLayout",
     "FoveatedTokens",
     "Selection",
+    "CHANNELS",
+    "MINIMAL",
+    "Channel",
     "Texture",
+    "build_channels",
     "build_info",
     "cached_bytes",
+    "distance_transform",
     "empty_cache",
     "extract_patches",
     "generate_mipmaps",
@@ -31,5 +39,6 @@ __all__ = [
     "sample_foveated",
     "select",
     "topk",
+    "saliency",
     "update_mipmaps",
 ]
