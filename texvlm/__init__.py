@@ -6,7 +6,9 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 from texvlm import _ext as _ext
 from texvlm._ext import build_info
+from texvlm.footprint import sample_grad
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
+from texvlm.sample import sample_lod
 from texvlm.texture import Texture
 
 __version__ = "0.1.0"
@@ -16,5 +18,7 @@ __all__ = [
     "build_info",
     "generate_mipmaps",
     "level_count",
+    "sample_grad",
+    "sample_lod",
     "update_mipmaps",
 ]
