@@ -47,10 +47,10 @@ test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## all tests (make test A
 	@$(PY) -m pytest $(ARGS)
 
 bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid")
-	@$(PY) -m texvlm bench $(ARGS)
+	@$(PY) -m benchmarks $(ARGS)
 
 gpu-verify: $(VENV)/.torch ## on a machine with an NVIDIA GPU: build for it, test, benchmark, write benchmarks/results/
-	@$(PY) benchmarks/_gpu_verify.py
+	@VENV=$(VENV) $(PY) benchmarks/_gpu_verify.py
 
 lint: $(VENV)/.extra-dev ## ruff, mypy, clang-format: report only
 	@failed=0; \
@@ -95,6 +95,6 @@ $(BUILT): setup.py $(CPP) $(VENV)/.torch
 	@$(SAY) "compiling the extension (whole log: build/build.log)"
 	@$(PY) setup.py build_ext --inplace 2>&1 | tee build/build.log \
 	  | awk '/^\[[0-9]+\/[0-9]+\]/ { name = $$0; if (match(name, /csrc\/[^ ]*\.(cpp|cu)/)) { printf "  %s %s\n", $$1, substr(name, RSTART, RLENGTH); fflush() } } /(error|fatal)( |:)/ { print; fflush() }' \
-	  || { echo "the build failed; the end of build/build.log:"; tail -n 30 build/build.log; exit 1; }
+	  || { echo "the build failed; the last that the compiler said (the rest is in build/build.log):"; sed '/^Traceback/,$$d' build/build.log | tail -n 25; exit 1; }
 	@pwd > "$(SITE)/texvlm-checkout.pth"
 	@touch $@

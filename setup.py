@@ -69,7 +69,8 @@ def extension() -> object:
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
     # No contraction into fused multiply-adds: integers that arithmetic decides (bins, ranks, labels) then agree on all machines.
-    cxx = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
+    # -fopenmp at compile time only: the OpenMP symbols then resolve to the runtime that torch itself has loaded, so there is one pool of threads.
+    cxx = ["-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
     link: list[str] = []
     define: list[tuple[str, str | None]] = []
     make = cpp_extension.CppExtension

@@ -1,8 +1,11 @@
-// texvlm._C: build information only. Everything that takes a tensor goes through torch.ops.texvlm.
+// texvlm._C: build information and the memory cache. Everything that takes a tensor goes through torch.ops.texvlm.
 #include <pybind11/pybind11.h>
 #include <torch/version.h>
 
+#include <vector>
+
 #include "launch.h"
+#include "memory.h"
 
 #define TEXVLM_STRING_(x) #x
 #define TEXVLM_STRING(x) TEXVLM_STRING_(x)
@@ -29,4 +32,11 @@ PYBIND11_MODULE(_C, m) {
         return info;
       },
       "What this extension was built with: cuda, cuda_archs, cuda_version, compiler, torch, and cpu, the instruction set in use.");
+  m.def("cached_bytes", &texvlm::cached_bytes, "Bytes of freed CPU buffers kept for the next large tensor.");
+  m.def("empty_cache", &texvlm::empty_cache, "Returns the kept CPU buffers to the system.");
+#if defined(__SANITIZE_ADDRESS__)
+  m.def(
+      "overflow", [] { const std::vector<char> one(1); return static_cast<const volatile char*>(one.data())[1]; },
+      "Reads one byte too far: proves that this build is watched.");
+#endif
 }

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include "check.h"
 #include "math/texture.h"
+#include "memory.h"
 
 namespace texvlm {
 
@@ -42,10 +42,5 @@ template <class T>
 ImageView<T> image_view(const at::Tensor& image) {  // [B, C, H, W]
   return {pointer<T>(image), image.stride(0), image.stride(1), image.stride(2), image.stride(3)};
 }
-
-// An uninitialised, or zero-filled, contiguous tensor. On the CPU large ones are advised to use huge pages: filling fresh
-// memory is otherwise bound by page faults (measured: 224 MB takes 50 ms with 4 KiB pages, 16 ms with 2 MiB ones).
-at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
-at::Tensor new_zeros(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
 
 }  // namespace texvlm

@@ -6,7 +6,11 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 from texvlm import _ext as _ext
 from texvlm._ext import build_info
+from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.footprint import sample_grad
+from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
+from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
+from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.sample import sample_lod
 from texvlm.texture import Texture
@@ -14,10 +18,18 @@ from texvlm.texture import Texture
 __version__ = "0.1.0"
 
 __all__ = [
+    "FoveaLayout",
+    "FoveatedTokens",
     "Texture",
     "build_info",
+    "cached_bytes",
+    "empty_cache",
+    "extract_patches",
     "generate_mipmaps",
+    "laplacian_pyramid",
+    "laplacian_reconstruct",
     "level_count",
+    "sample_foveated",
     "sample_grad",
     "sample_lod",
     "update_mipmaps",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,11 @@ import torch
 
 try:
     from texvlm import _C
-except ImportError as error:  # pragma: no cover - exercised by hand: there is no texvlm to test without it
+except ImportError as error:
+    if sys.argv[:2] == ["-m", "doctor"]:  # `python -m texvlm doctor` is there for exactly this
+        from texvlm.cli import doctor
+
+        raise SystemExit(doctor.run()) from None
     raise ImportError(
         f"texvlm's compiled extension does not load ({error}). It is built for one version of PyTorch: you run {torch.__version__}. "
         "Build it again with: pip install --no-build-isolation --force-reinstall --no-deps ."
@@ -21,6 +26,16 @@ ops = torch.ops.texvlm
 def build_info() -> dict[str, Any]:
     """What the extension was built with: cuda, cuda_archs, cuda_version, compiler, torch, and cpu (the instruction set in use)."""
     return dict(_C.build_info())
+
+
+def cached_bytes() -> int:
+    """Bytes of freed CPU buffers that texvlm keeps for its next large tensor; at most $TEXVLM_CACHE_MB (512 by default)."""
+    return int(_C.cached_bytes())
+
+
+def empty_cache() -> None:
+    """Returns the kept CPU buffers to the system, as `torch.cuda.empty_cache` does on the GPU."""
+    _C.empty_cache()
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

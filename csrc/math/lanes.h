@@ -50,6 +50,28 @@ TEXVLM_HD void store_lanes(T* p, const Lanes<A, N>& v) {
   }
 }
 
+// Rows to columns: four planes of four values to four texels of four channels.
+template <class A>
+TEXVLM_HD void transpose(Lanes<A, 4>& p, Lanes<A, 4>& q, Lanes<A, 4>& r, Lanes<A, 4>& s) {
+  using V = Lanes<A, 4>;
+#if defined(__clang__)
+  const V low = __builtin_shufflevector(p, q, 0, 4, 1, 5), low2 = __builtin_shufflevector(r, s, 0, 4, 1, 5);
+  const V high = __builtin_shufflevector(p, q, 2, 6, 3, 7), high2 = __builtin_shufflevector(r, s, 2, 6, 3, 7);
+  p = __builtin_shufflevector(low, low2, 0, 1, 4, 5);
+  q = __builtin_shufflevector(low, low2, 2, 3, 6, 7);
+  r = __builtin_shufflevector(high, high2, 0, 1, 4, 5);
+  s = __builtin_shufflevector(high, high2, 2, 3, 6, 7);
+#else
+  using M = Lanes<typename IntLike<A>::type, 4>;
+  const V low = __builtin_shuffle(p, q, M{0, 4, 1, 5}), low2 = __builtin_shuffle(r, s, M{0, 4, 1, 5});
+  const V high = __builtin_shuffle(p, q, M{2, 6, 3, 7}), high2 = __builtin_shuffle(r, s, M{2, 6, 3, 7});
+  p = __builtin_shuffle(low, low2, M{0, 1, 4, 5});
+  q = __builtin_shuffle(low, low2, M{2, 3, 6, 7});
+  r = __builtin_shuffle(high, high2, M{0, 1, 4, 5});
+  s = __builtin_shuffle(high, high2, M{2, 3, 6, 7});
+#endif
+}
+
 // Width for a channel count: 4 lanes hold the texels of pictures, 8 those of feature maps.
 constexpr int lanes_for(int channels) { return channels > 0 && channels <= 4 ? 4 : 8; }
 

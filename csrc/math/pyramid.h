@@ -5,6 +5,8 @@
 // Max, min and mode look at the same texels (a window of 2 or 3 per axis). Both directions are in gather form: no atomics.
 #pragma once
 
+#include <type_traits>
+
 #include "lanes.h"
 #include "texture.h"
 
@@ -60,37 +62,70 @@ TEXVLM_HD A mode_of(const A* v, int n) {
   return best;
 }
 
-// Picture [B, C, H, W] (any strides, type S; `scale` is 1/255 for uint8) to level 0.
+// Picture [B, C, H, W] (any strides; type S, uint8 is divided by 255) to level 0.
 template <class S>
 struct ImageToTexels {
   template <class T, int C>
   struct For {
     ImageView<const S> image;
     TextureView<T> texture;
-    Acc<T> divisor;
 
-    TEXVLM_HD T convert(S v) const { return static_cast<T>(divisor == Acc<T>(1) ? static_cast<Acc<T>>(v) : static_cast<Acc<T>>(v) / divisor); }
+    template <class V>
+    TEXVLM_HD static V scaled(V v) {
+      return std::is_same_v<S, uint8_t> ? v / Acc<T>(255) : v;
+    }
 
     TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
       T* out = texture.texel(b, 0, y, x);
-      for (int64_t c = c0; c < c1; ++c) out[c] = convert(image.at(b, c, y, x));
+      for (int64_t c = c0; c < c1; ++c) out[c] = static_cast<T>(scaled(static_cast<Acc<T>>(image.at(b, c, y, x))));
     }
 
-#if defined(TEXVLM_HOST_LOOPS)
+#if defined(TEXVLM_HAS_LANES)
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       const int64_t channels = C ? C : texture.channels;
-      T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
-      const S* in = &image.at(b, 0, y, 0);
-      if (C > 0 && image.stride_x == 1) {
-        const S* TEXVLM_RESTRICT plane[C ? C : 1];
-        for (int c = 0; c < C; ++c) plane[c] = in + c * image.stride_c;
-        for (int64_t x = x0; x < x1; ++x)
-          for (int c = 0; c < C; ++c) out[x * C + c] = convert(plane[c][x]);
-        return;
+      int64_t x = x0;
+      if (image.stride_x == 1) {
+        T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
+        const S* TEXVLM_RESTRICT in = &image.at(b, 0, y, 0);
+        if constexpr (C == 3) {
+          const S *TEXVLM_RESTRICT red = in, *TEXVLM_RESTRICT green = in + image.stride_c, *TEXVLM_RESTRICT blue = in + 2 * image.stride_c;
+          for (; x < x1; ++x) {
+            out[3 * x] = static_cast<T>(scaled(static_cast<Acc<T>>(red[x])));
+            out[3 * x + 1] = static_cast<T>(scaled(static_cast<Acc<T>>(green[x])));
+            out[3 * x + 2] = static_cast<T>(scaled(static_cast<Acc<T>>(blue[x])));
+          }
+        } else {
+          x = transposed(in, out, channels, x0, x1);
+        }
       }
-      // Texel by texel: the reads of neighbouring texels share their cache lines, and the writes are one stream.
-      for (int64_t x = x0; x < x1; ++x)
-        for (int64_t c = 0; c < channels; ++c) out[x * channels + c] = convert(in[c * image.stride_c + x * image.stride_x]);
+      for (; x < x1; ++x) (*this)(b, y, x, 0, channels);
+    }
+
+    // Whole cache lines of 4 planes at a time: the planes are often a power of two apart, and more of them would evict each other.
+    TEXVLM_HD int64_t transposed(const S* in, T* out, int64_t channels, int64_t x, int64_t x1) const {
+      using A = Acc<T>;
+      using V = Lanes<A, 4>;
+      constexpr int64_t kLine = 64 / sizeof(S) < 16 ? 64 / sizeof(S) : 16;
+      for (; x + kLine <= x1; x += kLine) {
+        int64_t c = 0;
+        for (; c + 4 <= channels; c += 4) {
+          const S* plane = in + c * image.stride_c + x;
+          for (int64_t i = 0; i < kLine; i += 4) {
+            V p = load_lanes<A, 4>(plane + i), q = load_lanes<A, 4>(plane + image.stride_c + i);
+            V r = load_lanes<A, 4>(plane + 2 * image.stride_c + i), s = load_lanes<A, 4>(plane + 3 * image.stride_c + i);
+            transpose<A>(p, q, r, s);
+            T* texel = out + (x + i) * channels + c;
+            store_lanes<A, 4>(texel, scaled(p));
+            store_lanes<A, 4>(texel + channels, scaled(q));
+            store_lanes<A, 4>(texel + 2 * channels, scaled(r));
+            store_lanes<A, 4>(texel + 3 * channels, scaled(s));
+          }
+        }
+        for (; c < channels; ++c)
+          for (int64_t i = x; i < x + kLine; ++i)
+            out[i * channels + c] = static_cast<T>(scaled(static_cast<A>(in[c * image.stride_c + i])));
+      }
+      return x;
     }
 #endif
   };
@@ -155,6 +190,7 @@ struct MipDown {
       if (!reducers.uniform || reducers.first != Reducer::mean) {
         x = row_of_lanes<true, false>(b, y, x, guarded);
       } else if (halves) {
+        if constexpr (C == 3 || C == 4) x = row_of_pairs(b, y, x, guarded);
         x = row_of_lanes<false, true>(b, y, x, guarded);
       } else {
         x = row_of_lanes<false, false>(b, y, x, guarded);
@@ -170,6 +206,25 @@ struct MipDown {
       }
     }
     for (; x < x1; ++x) (*this)(b, y, x, 0, channels);
+  }
+
+  // Few channels, even sides: the sum of every texel with its three neighbours, as one stream, of which every second is kept.
+  TEXVLM_HD int64_t row_of_pairs(int64_t b, int64_t y, int64_t x, int64_t end) const {
+    using A = Acc<T>;
+    constexpr int64_t kTexels = 64;
+    A sums[2 * kTexels * N];
+    const T* TEXVLM_RESTRICT top = texture.texel(b, level - 1, 2 * y, 0);
+    const T* TEXVLM_RESTRICT bottom = texture.texel(b, level - 1, 2 * y + 1, 0);
+    T* out = texture.texel(b, level, y, 0);
+    for (; x + kTexels <= end; x += kTexels) {
+      const T *p = top + 2 * x * C, *q = bottom + 2 * x * C;
+      for (int64_t i = 0; i < (2 * kTexels - 1) * C; ++i) {
+        const A left = static_cast<A>(p[i]) + static_cast<A>(q[i]), right = static_cast<A>(p[i + C]) + static_cast<A>(q[i + C]);
+        sums[i] = A(0.25) * (left + right);
+      }
+      for (int64_t i = 0; i < kTexels; ++i) store_lanes<A, N>(out + (x + i) * C, load_lanes<A, N>(sums + 2 * i * C));
+    }
+    return x;
   }
 
   // All channels of one texel at a time. Mixed: mean, max and min of every channel, then each channel takes its own. Halves: both
@@ -244,27 +299,26 @@ struct MipBand {
   struct For {
     ImageView<const S> image;  // data is null when level 0 is there already
     TextureView<T> texture;
-    Acc<T> divisor;
     int levels;
     Reducers reducers;
 
     TEXVLM_HD void row(int64_t b, int64_t band, int64_t, int64_t) const {
       if (image.data != nullptr) {
-        const typename ImageToTexels<S>::template For<T, C> write{image, texture, divisor};
-        for (int64_t y = band << levels; y < (band + 1) << levels; ++y) write.row(b, y, 0, texture.levels.width[0]);
+        const typename ImageToTexels<S>::template For<T, C> write{image, texture};
+        for (int64_t y = band << levels; y < (band + 1) << levels; ++y) one_row(write, b, y, texture.levels.width[0]);
       }
       for (int level = 1; level <= levels; ++level) {
         const MipDown<T, C> down{texture, level, reducers};
-        for (int64_t y = band << (levels - level); y < (band + 1) << (levels - level); ++y) rows(down, b, y, texture.levels.width[level]);
+        for (int64_t y = band << (levels - level); y < (band + 1) << (levels - level); ++y) one_row(down, b, y, texture.levels.width[level]);
       }
     }
 
-    // Compilers without vector extensions have no MipDown::row.
-    TEXVLM_HD static void rows(const MipDown<T, C>& down, int64_t b, int64_t y, int64_t width) {
+    template <class F>
+    TEXVLM_HD static void one_row(const F& f, int64_t b, int64_t y, int64_t width) {
 #if defined(TEXVLM_HAS_LANES)
-      down.row(b, y, 0, width);
-#else
-      for (int64_t x = 0; x < width; ++x) down(b, y, x, 0, C ? C : down.texture.channels);
+      f.row(b, y, 0, width);
+#else  // compilers without vector extensions
+      for (int64_t x = 0; x < width; ++x) f(b, y, x, 0, C ? C : f.texture.channels);
 #endif
     }
   };

@@ -1,7 +1,7 @@
 """The command line: one module per command, each imported only when its command is asked for.
 
-A command is a function `run(args) -> int` (the exit status). What a person can do something about is raised as `Complaint` and
-printed as one line, without a traceback; everything else is a bug and keeps its traceback.
+A command is a function `run(args) -> int` (the exit status). What a person can mend is raised as
+`Complaint` and printed as one line, without a traceback; everything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -29,22 +29,34 @@ def positive(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands with their options."""
-    top = argparse.ArgumentParser(prog="texvlm", description="Mipmapped, foveated textures for vision-language models.")
+    top = argparse.ArgumentParser(
+        prog="texvlm", description="Mipmapped, foveated textures for vision-language models."
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    commands.add_parser("doctor", help="versions, devices, CUDA and GL: what works, what is missing, how to get it")
+    commands.add_parser(
+        "doctor", help="versions, devices, CUDA and GL: what works, what is missing, how to get it"
+    )
 
-    view = commands.add_parser("view", help="one picture of what texvlm sees in an image and which cells it keeps")
-    view.add_argument("-o", "--output", default="texvlm-view.png", metavar="OUT.png", help="where to write it (%(default)s)")
+    view = commands.add_parser(
+        "view", help="one picture of what texvlm sees in an image and which cells it keeps"
+    )
+    view.add_argument(
+        "-o", "--output", default="texvlm-view.png", metavar="OUT.png", help="where to write it (%(default)s)"
+    )
     view.add_argument("--dpi", type=positive, default=160, help="resolution of the drawing (%(default)s)")
 
     select = commands.add_parser("select", help="the kept cells as JSON")
-    select.add_argument("--json", default="-", metavar="FILE", help="where to write them; - is standard output (the default)")
+    select.add_argument(
+        "--json", default="-", metavar="FILE", help="where to write them; - is standard output (the default)"
+    )
 
     for command, largest in ((view, 2048), (select, 0)):
         command.add_argument("image", metavar="IMAGE", help="any picture that Pillow reads")
         command.add_argument("-k", type=positive, default=273, help="how many cells to keep (%(default)s)")
-        command.add_argument("--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)")
+        command.add_argument(
+            "--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)"
+        )
         command.add_argument(
             "--max-size",
             type=positive,
@@ -53,15 +65,21 @@ def parser() -> argparse.ArgumentParser:
             help=f"shrink a picture whose longer side exceeds this ({largest or 'never'})",
         )
 
-    bench = commands.add_parser("bench", help="the benchmarks of a checkout, with an answer each")
-    bench.add_argument("names", nargs="*", metavar="NAME", help="which ones, by file name (all)")
-    bench.add_argument("--list", action="store_true", help="only list them with their questions")
+    commands.add_parser(
+        "bench",
+        add_help=False,
+        help="the benchmarks of a checkout: bench [NAME ...] [--quick] [--json FOLDER]",
+    )
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    args = parser().parse_args(argv)
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    args.rest = rest
+    if rest and args.command != "bench":  # which hands its arguments on
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         status: int = importlib.import_module(f"texvlm.cli.{args.command}").run(args)
     except Complaint as complaint:

@@ -1,6 +1,7 @@
 """`doctor`: what works on this machine, what is missing, and how to get it, in plain lines.
 
-Imports nothing heavy at the top and nothing of texvlm but the extension itself, so that it can still speak when that does not load.
+Imports nothing heavy at the top and nothing of texvlm but the extension itself, so that it can
+still speak when that does not load.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,11 @@ def _extension(report: Report, torch: Any) -> dict[str, Any] | None:
     except Exception as error:
         files = [path.name for path in Path(__file__).parents[1].glob("_C*.so")]
         why = _first_line(error) if files else "it has not been built"
-        report.line("extension", f"does not load: {why}", f"build it with this torch: {BUILD_AGAIN} (in a checkout: make build)")
+        report.line(
+            "extension",
+            f"does not load: {why}",
+            f"build it with this torch: {BUILD_AGAIN} (in a checkout: make build)",
+        )
         return None
     ours, theirs = info["torch"], torch.__version__ if torch else "none"
     changed = ours.split("+")[0] != theirs.split("+")[0]
@@ -114,24 +118,40 @@ def _compilers(report: Report) -> None:
     if shutil.which(compiler):
         report.line("compiler", _first_output([compiler, "--version"]))
     else:
-        report.line("compiler", "none found", "to build texvlm, install a C++ compiler (Debian, Ubuntu: apt install g++)")
+        report.line(
+            "compiler",
+            "none found",
+            "to build texvlm, install a C++ compiler (Debian, Ubuntu: apt install g++)",
+        )
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not headers.exists():
-        report.line("headers", "Python.h not found", "to build texvlm, install Python's headers (Debian, Ubuntu: apt install python3-dev)")
-    nvcc = shutil.which("nvcc") or next((path for path in ("/usr/local/cuda/bin/nvcc",) if os.access(path, os.X_OK)), None)
+        report.line(
+            "headers",
+            "Python.h not found",
+            "to build texvlm, install Python's headers (Debian, Ubuntu: apt install python3-dev)",
+        )
+    nvcc = shutil.which("nvcc") or next(
+        (path for path in ("/usr/local/cuda/bin/nvcc",) if os.access(path, os.X_OK)), None
+    )
     if nvcc:
         found = re.search(r"release ([\d.]+)", _output([nvcc, "--version"]))
         report.line("nvcc", found[1] if found else "found, says no version")
     else:
-        report.line("nvcc", "none found", "to compile the CUDA kernels, install the CUDA toolkit; the CPU needs none")
+        report.line(
+            "nvcc", "none found", "to compile the CUDA kernels, install the CUDA toolkit; the CPU needs none"
+        )
 
 
 def _cuda(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
     if info is not None and info["cuda"]:
-        archs = " ".join(f"sm_{arch}" for arch in re.split(r"[;, ]+", str(info["cuda_archs"]).strip('"')) if arch)
+        archs = " ".join(
+            f"sm_{arch}" for arch in re.split(r"[;, ]+", str(info["cuda_archs"]).strip('"')) if arch
+        )
         report.line("kernels", f"CUDA kernels compiled in for {archs} (CUDA {info['cuda_version']})")
     elif info is not None:
-        report.line("kernels", "no CUDA kernels compiled in", f"with nvcc installed, build again: {BUILD_AGAIN}")
+        report.line(
+            "kernels", "no CUDA kernels compiled in", f"with nvcc installed, build again: {BUILD_AGAIN}"
+        )
     if torch is None:
         return
     if torch.cuda.is_available():
@@ -140,8 +160,10 @@ def _cuda(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
             report.line(f"gpu {index}", f"{p.name}, sm_{p.major}{p.minor}, {p.total_memory / 2**30:.0f} GiB")
     elif torch.version.cuda is None:
         has_card = os.path.exists("/dev/nvidia0") or os.path.exists("/dev/dxg")
-        advice = "there is an NVIDIA card, but this torch is CPU-only: install a CUDA build of torch, then build texvlm again"
-        report.line("gpu", "not usable by a CPU-only torch" if has_card else "none", advice if has_card else None)
+        advice = "an NVIDIA card is there, but torch is CPU-only: install one with CUDA and build texvlm anew"
+        report.line(
+            "gpu", "not usable by a CPU-only torch" if has_card else "none", advice if has_card else None
+        )
     else:
         report.line("gpu", "none that torch can use (everything runs on the CPU)")
 
@@ -151,7 +173,9 @@ def _gl(report: Report) -> None:
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:
-        report.line("gl", "libEGL.so.1 not found", "for OpenGL without a display (optional): apt install libegl1")
+        report.line(
+            "gl", "libEGL.so.1 not found", "for OpenGL without a display (optional): apt install libegl1"
+        )
         return
     try:
         egl.eglGetProcAddress.restype = ctypes.c_void_p
@@ -166,12 +190,18 @@ def _gl(report: Report) -> None:
     if known and count.value:
         report.line("gl", f"libEGL.so.1 found, {count.value} EGL device{'s' if count.value > 1 else ''}")
     else:
-        report.line("gl", "libEGL.so.1 found, no EGL device", "for OpenGL in software (optional): apt install libegl-mesa0 libgl1-mesa-dri")
+        report.line(
+            "gl",
+            "libEGL.so.1 found, no EGL device",
+            "for OpenGL in software (optional): apt install libegl-mesa0 libgl1-mesa-dri",
+        )
 
 
 def _companions(report: Report) -> None:
     versions = {name: _version(name) for name in COMPANIONS}
-    report.line("optional", ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none")
+    report.line(
+        "optional", ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none"
+    )
     for purpose in dict.fromkeys(COMPANIONS.values()):
         absent = [name for name, version in versions.items() if not version and COMPANIONS[name] == purpose]
         if absent:

@@ -33,7 +33,8 @@ class Picture:
 def read_picture(name: str, max_size: int | None = None) -> Picture:
     """Reads any picture that Pillow reads.
 
-    EXIF orientation is honoured; grey, palette, CMYK and 16-bit pictures become RGB; transparency is laid over white.
+    EXIF orientation is honoured; grey, palette, CMYK and 16-bit pictures become RGB; transparency is laid
+    over white.
 
     Args:
         name: the file.
@@ -45,7 +46,7 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise Complaint("reading pictures needs Pillow: pip install 'texvlm[demo]'") from None
+        raise Complaint("reading pictures needs Pillow: pip install pillow") from None
 
     path = Path(name)
     if not path.exists():
@@ -64,7 +65,12 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
         raise Complaint(f"{path} is not a picture that Pillow can read") from None
     except PermissionError:
         raise Complaint(f"{path} may not be read (permission denied)") from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow's decoders raise on broken files
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+    ) as error:  # what Pillow's decoders raise on broken files
         raise Complaint(f"{path} is broken: {error}") from None
 
 
@@ -82,12 +88,16 @@ def _to_rgb(file: Any, path: Path, max_size: int | None) -> Picture:
         top = float(grey.max(initial=0.0))
         if not np.isfinite(grey).all() or float(grey.min(initial=0.0)) < 0 or top > 65535:
             raise Complaint(f"{path} has pixels outside what a picture can show (mode {upright.mode})")
-        scale = 65535.0 if upright.mode.startswith("I") else (1.0 if top <= 1 else 255.0 if top <= 255 else 65535.0)
+        scale = (
+            65535.0
+            if upright.mode.startswith("I")
+            else (1.0 if top <= 1 else 255.0 if top <= 255 else 65535.0)
+        )
         upright = Image.fromarray(grey / scale)
         remarks.append(f"grey values divided by {scale:g}")
     elif "A" in upright.getbands() or "transparency" in upright.info:
         layer = upright.convert("RGBA")
-        if layer.getextrema()[3][0] < 255:
+        if np.asarray(layer)[..., 3].min() < 255:
             remarks.append("transparent parts laid over white")
         upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     elif upright.mode != "RGB":

@@ -1,4 +1,4 @@
-"""The photograph that `make demo` looks at: one that scikit-image ships. `python -m texvlm.cli.photo` prints its path."""
+"""The photograph of `make demo`, one that scikit-image ships: `python -m texvlm.cli.photo` says where."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def photo() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(folder) / PHOTO).exists():
             return path
-    raise Complaint("the demo's photograph comes with scikit-image: pip install 'texvlm[demo]', or name a picture of your own")
+    raise Complaint(
+        "the demo's photograph comes with scikit-image: pip install scikit-image, or name a picture"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`view IMAGE`: one picture of what texvlm sees in an image and which cells it keeps, and a table of what each stage cost."""
+"""`view IMAGE`: one picture of what texvlm sees and keeps, and a table of what each stage cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def timed(work: Callable[[], R]) -> tuple[R, float]:
 
 def texel_centres(height: int, width: int) -> Tensor:
     """The centres of all level-0 texels as uv [1, H * W, 2]."""
-    v, u = torch.meshgrid((torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij")
+    v, u = torch.meshgrid(
+        (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij"
+    )
     return torch.stack([u, v], dim=-1).view(1, -1, 2)
 
 
@@ -69,7 +71,9 @@ def kept_mask(selection: Any, height: int, width: int) -> Tensor:
     rows, columns = selection.grid
     kept = torch.zeros(rows * columns, dtype=torch.bool)
     kept[selection.indices[0, : int(selection.count[0])]] = True
-    pixels = kept.view(rows, columns).repeat_interleave(selection.cell, 0).repeat_interleave(selection.cell, 1)
+    pixels = (
+        kept.view(rows, columns).repeat_interleave(selection.cell, 0).repeat_interleave(selection.cell, 1)
+    )
     return pixels[:height, :width]
 
 
@@ -92,8 +96,18 @@ def look(picture: Picture, k: int, cell: int) -> tuple[Scene, list[Stage]]:
     rows, columns = selection.grid
     count = int(selection.count[0])
     stages = [
-        Stage("channels + pyramid", f"{texture.channels} channels, {texture.levels} levels", build_ms, _megabytes(texture.data)),
-        Stage("cascade", f"{count:,} of {rows * columns:,} cells", select_ms, _megabytes(selection.indices, selection.score)),
+        Stage(
+            "channels + pyramid",
+            f"{texture.channels} channels, {texture.levels} levels",
+            build_ms,
+            _megabytes(texture.data),
+        ),
+        Stage(
+            "cascade",
+            f"{count:,} of {rows * columns:,} cells",
+            select_ms,
+            _megabytes(selection.indices, selection.score),
+        ),
         Stage("tokens", f"{count:,} patches {cell} x {cell} x 3", tokens_ms, _megabytes(tokens)),
         Stage("surroundings", f"{height * width:,} samples at LOD {lod}", coarse_ms, _megabytes(coarse)),
     ]
@@ -114,7 +128,12 @@ def run(args: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     picture = read_picture(args.image, args.max_size)
-    read = Stage("read", f"{picture.width} x {picture.height}", 1e3 * (time.perf_counter() - start), _megabytes(picture.image))
+    read = Stage(
+        "read",
+        f"{picture.width} x {picture.height}",
+        1e3 * (time.perf_counter() - start),
+        _megabytes(picture.image),
+    )
     scene, stages = look(picture, args.k, args.cell)
 
     from texvlm.cli.drawing import draw
@@ -129,7 +148,9 @@ def run(args: argparse.Namespace) -> int:
     print_table([read, *stages, drawn])
     total = scene.selection.grid[0] * scene.selection.grid[1]
     if args.k > total:
-        picture.remarks.append(f"the picture has {total} cells of {args.cell} px, fewer than k = {args.k}: all are kept")
+        picture.remarks.append(
+            f"the picture has {total} cells of {args.cell} px, fewer than k = {args.k}: all are kept"
+        )
     for remark in picture.remarks:
         print(f"note: {remark}")
     print(f"the picture is at {output.resolve()}")
@@ -138,8 +159,14 @@ def run(args: argparse.Namespace) -> int:
 
 def print_table(stages: list[Stage]) -> None:
     """What each stage did and cost; a plain table where rich is not installed."""
-    note = f"milliseconds: median of {REPEATS} calls on {torch.get_num_threads()} CPU threads (read, draw: one); megabytes: what it hands on"
-    rows = [(s.name, s.result, f"{s.milliseconds:,.2f}", "" if s.megabytes is None else f"{s.megabytes:,.2f}") for s in stages]
+    note = (
+        f"milliseconds: median of {REPEATS} calls on {torch.get_num_threads()} CPU threads (read, draw: one);"
+        " megabytes: what it hands on"
+    )
+    rows = [
+        (s.name, s.result, f"{s.milliseconds:,.2f}", "" if s.megabytes is None else f"{s.megabytes:,.2f}")
+        for s in stages
+    ]
     try:
         from rich.console import Console
         from rich.table import Table

@@ -1,0 +1,179 @@
+"""The command line: every kind of picture, refusals in one line, JSON and nothing else, a PNG."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+np = pytest.importorskip("numpy")
+PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+
+from texvlm import cli  # noqa: E402
+from texvlm.cli.image import read_picture  # noqa: E402
+
+
+@pytest.fixture
+def rgb() -> np.ndarray:
+    """A picture [40, 60, 3] that is busy at the top left."""
+    pixels = np.full((40, 60, 3), 90, dtype=np.uint8)
+    pixels[:16, :16] = np.random.default_rng(0).integers(0, 255, (16, 16, 3))
+    return pixels
+
+
+@pytest.fixture
+def photo(rgb: np.ndarray, tmp_path: Path) -> Path:
+    path = tmp_path / "photo.png"
+    PIL.fromarray(rgb).save(path)
+    return path
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """The one line that a command refuses with."""
+    assert cli.main([str(a) for a in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def test_reads_rgb_exactly(rgb: np.ndarray, photo: Path) -> None:
+    picture = read_picture(str(photo))
+    assert (picture.height, picture.width, picture.remarks) == (40, 60, [])
+    assert torch.equal(picture.image, torch.from_numpy(rgb).permute(2, 0, 1))
+
+
+def test_exif_orientation_is_honoured(rgb: np.ndarray, tmp_path: Path) -> None:
+    exif = PIL.Exif()
+    exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees clockwise
+    PIL.fromarray(rgb).save(tmp_path / "turned.png", exif=exif)
+    picture = read_picture(str(tmp_path / "turned.png"))
+    assert (picture.height, picture.width) == (60, 40)
+    assert torch.equal(picture.image, torch.from_numpy(np.rot90(rgb, -1).copy()).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "LA", "RGBA"])
+def test_other_modes_become_rgb(rgb: np.ndarray, tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("picture.tif" if mode in ("CMYK", "YCbCr") else "picture.png")
+    converted = PIL.fromarray(rgb).convert(mode)
+    converted.save(path)
+    picture = read_picture(str(path))
+    assert picture.image.shape == (3, 40, 60)
+    assert torch.equal(picture.image, torch.from_numpy(np.array(converted.convert("RGB"))).permute(2, 0, 1))
+
+
+def test_transparency_is_laid_over_white(tmp_path: Path) -> None:
+    PIL.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    picture = read_picture(str(tmp_path / "clear.png"))
+    assert (picture.image == 255).all()
+    assert picture.remarks == ["transparent parts laid over white"]
+
+
+def test_sixteen_bits_are_kept(tmp_path: Path) -> None:
+    grey = np.linspace(0, 65535, 8 * 8).astype(np.uint16).reshape(8, 8)
+    PIL.fromarray(grey).save(tmp_path / "deep.png")
+    picture = read_picture(str(tmp_path / "deep.png"))
+    assert picture.image.dtype == torch.float32
+    torch.testing.assert_close(picture.image[1], torch.from_numpy(grey.astype(np.float32) / 65535))
+
+
+def test_max_size_shrinks_the_longer_side(photo: Path) -> None:
+    assert read_picture(str(photo), max_size=30).image.shape == (3, 20, 30)
+    assert read_picture(str(photo), max_size=60).image.shape == (3, 40, 60)
+
+
+def test_refuses_what_is_no_picture(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such file" in complaint(capsys, "select", tmp_path / "absent.png")
+    assert "is a folder" in complaint(capsys, "select", tmp_path)
+    (tmp_path / "text.png").write_text("hello")
+    assert "not a picture" in complaint(capsys, "select", tmp_path / "text.png")
+    (tmp_path / "half.png").write_bytes(photo.read_bytes()[: photo.stat().st_size // 2])
+    assert "is broken" in complaint(capsys, "select", tmp_path / "half.png")
+    assert "end in .png" in complaint(capsys, "view", photo, "-o", tmp_path / "out.jpg")
+    assert "no such folder" in complaint(capsys, "view", photo, "-o", tmp_path / "absent" / "out.png")
+    assert "cannot write" in complaint(capsys, "select", photo, "--json", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("-k", "0"), ("-k", "-3"), ("-k", "many"), ("--cell", "0"), ("--max-size", "0"), ("--nonsense", "1")],
+)
+def test_refuses_wrong_options(
+    photo: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["select", str(photo), option, value])
+    assert option in capsys.readouterr().err
+
+
+def test_select_prints_json_and_nothing_else(photo: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["select", str(photo), "-k", "3", "--cell", "16"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    found = json.loads(out)
+    assert (found["grid"], found["cell"], found["count"]) == ([3, 4], 16, 3)
+    assert (found["width"], found["height"]) == (60, 40)
+    best = found["cells"][0]
+    assert (best["index"], best["row"], best["col"], best["x"], best["y"]) == (0, 0, 0, 0, 0)
+    scores = [cell["score"] for cell in found["cells"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_select_keeps_all_cells_of_a_small_picture(photo: Path, tmp_path: Path) -> None:
+    assert cli.main(["select", str(photo), "--json", str(tmp_path / "cells.json")]) == 0
+    cells = json.loads((tmp_path / "cells.json").read_text())["cells"]
+    assert sorted(cell["index"] for cell in cells) == list(range(12))
+    assert sum(cell["width"] * cell["height"] for cell in cells) == 40 * 60  # cells at the edge are cut
+
+
+@pytest.mark.parametrize("size", [(40, 60), (17, 200), (150, 9), (1, 1)])
+def test_view_writes_a_picture(
+    size: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
+    pixels = np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8)
+    PIL.fromarray(pixels).save(tmp_path / "in.png")
+    assert (
+        cli.main(
+            ["view", str(tmp_path / "in.png"), "-o", str(tmp_path / "out.png"), "--dpi", "40", "-k", "5"]
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert f"the picture is at {tmp_path / 'out.png'}" in out
+    for stage in ("read", "channels", "cascade", "tokens"):
+        assert stage in out
+    with PIL.open(tmp_path / "out.png") as drawn:
+        assert min(drawn.size) > 200
+        assert len(drawn.convert("RGB").getcolors(1 << 24)) > 100
+
+
+def test_doctor_speaks_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for word in ("python", "torch", "extension", "compiler", "kernels", "gpu", "gl"):
+        assert f" {word}" in out
+
+
+def test_runs_as_a_module_from_anywhere(photo: Path, tmp_path: Path) -> None:
+    root = str(Path(cli.__file__).parents[2])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", "texvlm", "select", photo, "-k", "1"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert len(json.loads(run.stdout)["cells"]) == 1
