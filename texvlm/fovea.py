@@ -169,7 +169,7 @@ def _grid(side: int) -> tuple[list[tuple[float, float]], list[float]]:
 
 
 def _on_square(turn: float) -> tuple[float, float]:
-    """The point of the border of [-1, 1]^2 at `turn` of its length, clockwise from the top's middle (y down)."""
+    """The point of the border of [-1, 1]^2 at `turn` of its length, clockwise from the top, y down."""
     p = 8 * (turn % 1)
     if p < 1:
         return p, -1.0
