@@ -5,7 +5,6 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 """
 
 from texvlm import _ext as _ext
-from texvlm._ext import build_info
 from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
