@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -78,7 +79,7 @@ void scatter_by_bands(const Levels& levels, int64_t pictures, int64_t queries, i
         const Band band = table.band(levels, static_cast<int>(k % table.total));
         const int64_t row = levels.width[band.level] * channels;
         Acc<T>* rows = target + (picture * levels.texels + levels.offset[band.level]) * channels;
-        std::fill(rows + band.y0 * row, rows + band.y1 * row, Acc<T>(0));
+        std::memset(rows + band.y0 * row, 0, (band.y1 - band.y0) * row * sizeof(Acc<T>));
         if (first[k] < first[k + 1]) band_list_any<C, kFast<T>>(f, ids.get() + first[k], first[k + 1] - first[k], picture, band);
       }
     });

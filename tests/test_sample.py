@@ -51,7 +51,7 @@ def test_addresses(address: str, expected: list[float], filter: str) -> None:
     texture = texvlm.Texture(torch.tensor([0.0, 1, 2, 3]).reshape(1, 1, 4), levels=1)
     u = (torch.tensor([-2.0, -1, 0, 3, 4, 5]) + 0.5) / 4
     out = texture.sample(torch.stack([u, torch.full_like(u, 0.5)], -1)[None], 0.0, filter, address)
-    torch.testing.assert_close(out.flatten(), torch.tensor([0.0 if v == 9 else v for v in expected]))
+    torch.testing.assert_close(out.flatten(), torch.tensor([0.0 if v == 9 else float(v) for v in expected]))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7, 8, 40, 65])

@@ -91,7 +91,9 @@ template <class A>
 TEXVLM_HD FootprintGrad<A> footprint_adjoint(const Footprint<A>& p, A axis_x, A axis_y, A lod, A width, A height) {
   const A major = axis_x * p.cos + axis_y * p.sin + lod * p.slope_major;
   const A sign = p.q > p.r ? A(1) : (p.q < p.r ? A(-1) : A(0)), minor = sign * lod * p.slope_minor;
-  const bool circle = !(p.q > A(0)) || !(p.r > A(0));
+  // Where one length is rounding noise of the other, so is its direction.
+  constexpr A kNoise = sizeof(A) == 8 ? A(2.3e-16) : A(1.2e-7);
+  const bool circle = minimum(p.q, p.r) <= kNoise * maximum(p.q, p.r);
   const A turn = circle ? A(0) : A(0.5) * (axis_y * p.cos - axis_x * p.sin);  // times Pmax: d / d(angle of either direction)
   const A turn_q = circle ? A(0) : turn * (p.major / p.q), turn_r = circle ? A(0) : turn * (p.major / p.r);
   const A e = (major + minor) * p.ex - turn_q * p.hy, h = (major + minor) * p.hy + turn_q * p.ex;

@@ -139,18 +139,19 @@ struct SampleLod {
       slow[i] |= maximum(taps.top[i], taps.bottom[i]) + maximum<int64_t>(taps.step[i], 0) > last;
   }
 
+  // Both rows of two texels, to the line in which they end.
   TEXVLM_HD static void fetch_ahead(const T* texels, int64_t channels, const LevelTaps<A>& taps) {
     const int64_t bytes = 2 * channels * static_cast<int64_t>(sizeof(T));
     for (int i = 0; i < kBlock; ++i) {
       const char* top = reinterpret_cast<const char*>(texels + minimum(taps.top[i], taps.top[i] + taps.step[i]));
       const char* bottom = reinterpret_cast<const char*>(texels + minimum(taps.bottom[i], taps.bottom[i] + taps.step[i]));
-      TEXVLM_PREFETCH(top);
-      TEXVLM_PREFETCH(bottom);
-      if (C == 0 || bytes > kLineBytes) {
-        for (int64_t at = kLineBytes; at < bytes; at += kLineBytes) {
-          TEXVLM_PREFETCH(top + at);
-          TEXVLM_PREFETCH(bottom + at);
-        }
+      for (int64_t at = 0; at < bytes; at += kLineBytes) {
+        TEXVLM_PREFETCH(top + at);
+        TEXVLM_PREFETCH(bottom + at);
+      }
+      if (bytes > static_cast<int64_t>(sizeof(T))) {
+        TEXVLM_PREFETCH(top + bytes - 1);
+        TEXVLM_PREFETCH(bottom + bytes - 1);
       }
     }
   }

@@ -125,10 +125,11 @@ struct SampleLodAdjoint {
 
   // Queries [begin, end) of the list, or without one, of the picture.
   TEXVLM_HD void run(const int32_t* ids, int64_t begin, int64_t end, int64_t picture, const Band& band) const {
-    if (filter == Filter::nearest) {
+    if (filter == Filter::nearest || (C > 0 && reducers.any_mode)) {
+      const LevelSizes sizes = level_sizes(texture.levels);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t b = ids ? ids[i] / count : picture, n = ids ? ids[i] % count : i;
-        slowly(b, n, band, true);
+        slowly(b, n, band, is_owner(b, n, sizes, band));
       }
       return;
     }
@@ -144,6 +145,14 @@ struct SampleLodAdjoint {
         apply(b, ids ? id - b * count : id, k, ring[turn], band);
       }
     }
+  }
+
+  TEXVLM_NOINLINE bool is_owner(int64_t b, int64_t n, const LevelSizes& sizes, const Band& band) const {
+    if (band.level < 0 || filter == Filter::nearest) return true;
+    const A lod = queries.level(b, n), v = queries.v(b, n);
+    if (!(finite(lod) && finite(v))) return false;
+    const int level = filter == Filter::trilinear ? level_lerp(lod, sizes.count).l0 : nearest_level(lod, sizes.count);
+    return band.has(level, axis_lerp(v, sizes.height[level], address).i0);
   }
 
   TEXVLM_NOINLINE void slowly(int64_t b, int64_t n, const Band& band, bool owner) const {
@@ -182,30 +191,34 @@ struct SampleLodAdjoint {
     const T* g = grad.data + b * grad.stride_b + n * grad.stride_n;
     A* target = grad_data ? grad_data + b * texture.batch_stride : nullptr;
     LevelSums<A> near{}, far{};
-    constexpr int64_t kChunk = C ? C : 64;
-    alignas(64) A converted[kChunk];
-    for (int64_t c0 = 0; c0 < channels;) {
-      if (reducers.any_mode && reducers.of(c0) == Reducer::mode) {
-        ++c0;
-        continue;
+    if constexpr (C > 0) {  // no mode channels here
+      A converted[C];
+      for (int c = 0; c < C; ++c) converted[c] = static_cast<A>(g[c * grad.stride_c]);
+      one_level(texels, target, taps.near, i, level.l0, band, A(1) - level.t, coordinates, converted, C, near);
+      if (blended || look_far) one_level(texels, blended ? target : nullptr, taps.far, i, level.l1, band, level.t, look_far, converted, C, far);
+    } else {
+      constexpr int64_t kChunk = 64;
+      alignas(64) A converted[kChunk];
+      for (int64_t c0 = 0, c1; c0 < channels; c0 = c1) {
+        c1 = minimum(channels, c0 + kChunk);
+        if (reducers.any_mode) {  // a run of channels that have gradients
+          const bool skip = reducers.of(c0) == Reducer::mode;
+          int64_t c = c0 + 1;
+          while (c < c1 && (reducers.of(c) == Reducer::mode) == skip) ++c;
+          c1 = c;
+          if (skip) continue;
+        }
+        const A* chunk = converted;
+        if (std::is_same_v<A, T> && grad.stride_c == 1) {
+          chunk = reinterpret_cast<const A*>(g + c0);
+        } else {
+          for (int64_t c = c0; c < c1; ++c) converted[c - c0] = static_cast<A>(g[c * grad.stride_c]);
+        }
+        one_level(texels + c0, target ? target + c0 : nullptr, taps.near, i, level.l0, band, A(1) - level.t, coordinates, chunk, c1 - c0, near);
+        if (blended || look_far) {
+          one_level(texels + c0, target && blended ? target + c0 : nullptr, taps.far, i, level.l1, band, level.t, look_far, chunk, c1 - c0, far);
+        }
       }
-      int64_t c1 = minimum(channels, c0 + kChunk);
-      if (reducers.any_mode) {
-        c1 = c0 + 1;
-        while (c1 < channels && c1 - c0 < kChunk && reducers.of(c1) != Reducer::mode) ++c1;
-      }
-      const int64_t wide = C && !reducers.any_mode ? C : c1 - c0;
-      const A* chunk = converted;
-      if (std::is_same_v<A, T> && grad.stride_c == 1) {
-        chunk = reinterpret_cast<const A*>(g + c0);
-      } else {
-        for (int64_t c = 0; c < wide; ++c) converted[c] = static_cast<A>(g[(c0 + c) * grad.stride_c]);
-      }
-      one_level(texels + c0, target ? target + c0 : nullptr, taps.near, i, level.l0, band, A(1) - level.t, coordinates, chunk, wide, near);
-      if (blended || look_far) {
-        one_level(texels + c0, target && blended ? target + c0 : nullptr, taps.far, i, level.l1, band, level.t, look_far, chunk, wide, far);
-      }
-      c0 = c1;
     }
     if (coordinates) add_coordinates(b, n, level, near, far);
   }
@@ -223,11 +236,13 @@ struct SampleLodAdjoint {
         constexpr int N = 8;
         Lanes<A, N> value{}, dx{}, dy{};
         for (; c + N <= wide; c += N) {
-          const Lanes<A, N> p = load_lanes<A, N>(top + c), q = load_lanes<A, N>(top + step + c), gc = load_lanes<A, N>(g + c);
-          const Lanes<A, N> r = load_lanes<A, N>(bottom + c), s = load_lanes<A, N>(bottom + step + c);
-          dx += gc * (y0 * (q - p) + y1 * (s - r));
-          dy += gc * (x0 * (r - p) + x1 * (s - q));
-          value += gc * (y0 * (x0 * p + x1 * q) + y1 * (x0 * r + x1 * s));
+          const Lanes<A, N> gc = load_lanes<A, N>(g + c);
+          const Lanes<A, N> p = load_lanes<A, N>(top + c), q = load_lanes<A, N>(top + step + c) - p;
+          const Lanes<A, N> r = load_lanes<A, N>(bottom + c), s = load_lanes<A, N>(bottom + step + c) - r;
+          const Lanes<A, N> upper = p + x1 * q, lower = r + x1 * s;
+          dx += gc * (y0 * q + y1 * s);
+          dy += gc * (lower - upper);
+          value += gc * (y0 * upper + y1 * lower);
         }
         for (int k = 0; k < N; ++k) {
           sums.dx += dx[k];
@@ -237,11 +252,12 @@ struct SampleLodAdjoint {
       }
 #endif
       for (; c < wide; ++c) {
-        const A p = static_cast<A>(top[c]), q = static_cast<A>(top[step + c]);
-        const A r = static_cast<A>(bottom[c]), s = static_cast<A>(bottom[step + c]);
-        sums.dx += g[c] * (y0 * (q - p) + y1 * (s - r));
-        sums.dy += g[c] * (x0 * (r - p) + x1 * (s - q));
-        sums.value += g[c] * (y0 * (x0 * p + x1 * q) + y1 * (x0 * r + x1 * s));
+        const A p = static_cast<A>(top[c]), q = static_cast<A>(top[step + c]) - p;
+        const A r = static_cast<A>(bottom[c]), s = static_cast<A>(bottom[step + c]) - r;
+        const A upper = p + x1 * q, lower = r + x1 * s;
+        sums.dx += g[c] * (y0 * q + y1 * s);
+        sums.dy += g[c] * (lower - upper);
+        sums.value += g[c] * (y0 * upper + y1 * lower);
       }
     }
     if (!target) return;
@@ -251,12 +267,23 @@ struct SampleLodAdjoint {
 
   // Both texels may be the same one (step 0), so the first is done before the second is read.
   TEXVLM_HD static void scatter_row(A* row, int64_t step, A w0, A w1, const A* g, int64_t wide) {
+#if defined(TEXVLM_HAS_LANES)
+    if constexpr (C == 3) {  // two neighbours are six values: four and two
+      if (step == 3) {
+        const Lanes<A, 4> first{w0 * g[0], w0 * g[1], w0 * g[2], w1 * g[0]};
+        const Lanes<A, 2> rest{w1 * g[1], w1 * g[2]};
+        store_lanes<A, 4>(row, load_lanes<A, 4>(row) + first);
+        store_lanes<A, 2>(row + 4, load_lanes<A, 2>(row + 4) + rest);
+        return;
+      }
+    }
+#endif
     add_scaled(row, w0, g, wide);
     add_scaled(row + step, w1, g, wide);
   }
 
   TEXVLM_HD static void add_scaled(A* TEXVLM_RESTRICT to, A w, const A* TEXVLM_RESTRICT g, int64_t wide) {
-    for (int64_t c = 0; c < (C ? minimum<int64_t>(C, wide) : wide); ++c) to[c] += w * g[c];
+    for (int64_t c = 0; c < (C ? C : wide); ++c) to[c] += w * g[c];
   }
 #endif
 };
