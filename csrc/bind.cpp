@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <torch/version.h>
 
+#include <vector>
+
 #include "launch.h"
 #include "memory.h"
 
@@ -32,4 +34,9 @@ PYBIND11_MODULE(_C, m) {
       "What this extension was built with: cuda, cuda_archs, cuda_version, compiler, torch, and cpu, the instruction set in use.");
   m.def("cached_bytes", &texvlm::cached_bytes, "Bytes of freed CPU buffers kept for the next large tensor.");
   m.def("empty_cache", &texvlm::empty_cache, "Returns the kept CPU buffers to the system.");
+#if defined(__SANITIZE_ADDRESS__)
+  m.def(
+      "overflow", [] { const std::vector<char> one(1); return static_cast<const volatile char*>(one.data())[1]; },
+      "Reads one byte too far: proves that this build is watched.");
+#endif
 }

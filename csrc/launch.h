@@ -78,30 +78,37 @@ TEXVLM_HD void query_range(const F& f, int64_t count, int64_t channels, int64_t 
   }
 }
 
+// The types whose loops are compiled per instruction set, and, of those, the one with constant channel counts. Each copy costs
+// compile time; double is there for checking gradients.
+template <class T>
+constexpr bool kFast = !std::is_same_v<T, double>;
+template <class T>
+constexpr bool kConstantChannels = std::is_same_v<T, float>;
+
 // One loop, compiled for x86-64-v4 (AVX-512), v3 (AVX2) and the baseline.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(TEXVLM_NO_ISA_DISPATCH)
-#define TEXVLM_ISA_DISPATCH(name)                                                                  \
-  template <int C, class... A>                                                                     \
+#define TEXVLM_ISA_DISPATCH(name)                                                                   \
+  template <int C, class... A>                                                                      \
   __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void name##_v4(const A&... a) { \
-    name<C>(a...);                                                                                 \
-  }                                                                                                \
-  template <int C, class... A>                                                                     \
-  __attribute__((target("arch=x86-64-v3"))) void name##_v3(const A&... a) {                        \
-    name<C>(a...);                                                                                 \
-  }                                                                                                \
-  template <int C, class... A>                                                                     \
-  void name##_any(const A&... a) {                                                                 \
-    switch (isa()) {                                                                               \
-      case Isa::v4: return name##_v4<C>(a...);                                                     \
-      case Isa::v3: return name##_v3<C>(a...);                                                     \
-      default: return name<C>(a...);                                                               \
-    }                                                                                              \
+    name<C>(a...);                                                                                  \
+  }                                                                                                 \
+  template <int C, class... A>                                                                      \
+  __attribute__((target("arch=x86-64-v3"))) void name##_v3(const A&... a) {                         \
+    name<C>(a...);                                                                                  \
+  }                                                                                                 \
+  template <int C, bool Fast = true, class... A>                                                           \
+  void name##_any(const A&... a) {                                                                  \
+    if constexpr (Fast) {                                                                           \
+      if (isa() == Isa::v4) return name##_v4<C>(a...);                                              \
+      if (isa() == Isa::v3) return name##_v3<C>(a...);                                              \
+    }                                                                                               \
+    name<C>(a...);                                                                                  \
   }
 #else
-#define TEXVLM_ISA_DISPATCH(name)  \
-  template <int C, class... A>     \
-  void name##_any(const A&... a) { \
-    name<C>(a...);                 \
+#define TEXVLM_ISA_DISPATCH(name)          \
+  template <int C, bool Fast = true, class... A>  \
+  void name##_any(const A&... a) {         \
+    name<C>(a...);                         \
   }
 #endif
 TEXVLM_ISA_DISPATCH(texel_rows)
@@ -118,14 +125,14 @@ void parallel(int64_t count, int64_t elements_each, const Body& body) {
 }  // namespace host
 
 // body(std::integral_constant<int, C>) with the channel count as a constant where there is a specialised loop for it.
-template <class Body>
+template <class T, class Body>
 void with_channels(int64_t channels, const Body& body) {
-  switch (channels) {
-    case 1: return body(std::integral_constant<int, 1>{});
-    case 3: return body(std::integral_constant<int, 3>{});
-    case 4: return body(std::integral_constant<int, 4>{});
-    default: return body(std::integral_constant<int, 0>{});
+  if constexpr (host::kConstantChannels<T>) {
+    if (channels == 1) return body(std::integral_constant<int, 1>{});
+    if (channels == 3) return body(std::integral_constant<int, 3>{});
+    if (channels == 4) return body(std::integral_constant<int, 4>{});
   }
+  body(std::integral_constant<int, 0>{});
 }
 
 template <template <class, int> class F, class T, class... A>
@@ -146,11 +153,11 @@ void for_each_texel(c10::Device device, const Rect& r, int64_t channels, const A
 template <template <class, int> class F, class T, class... A>
 void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args) {
   if (r.batch <= 0 || r.y1 <= r.y0 || r.x1 <= r.x0 || channels <= 0) return;
-  with_channels(channels, [&](auto c) {
+  with_channels<T>(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
     host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
-                   [&](int64_t begin, int64_t end) { host::texel_rows_any<C>(f, r, channels, begin, end); });
+                   [&](int64_t begin, int64_t end) { host::texel_rows_any<C, host::kFast<T>>(f, r, channels, begin, end); });
   });
 }
 
@@ -165,19 +172,22 @@ void for_each_pixel(c10::Device device, const Rect& r, int64_t channels, const A
     return cuda::launch_texels(f, r.batch, r.y0, r.y1, r.x0, r.x1, channels, current_stream(device));
   }
   host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
-                 [&](int64_t begin, int64_t end) { host::texel_rows_any<0>(f, r, channels, begin, end); });
+                 [&](int64_t begin, int64_t end) { host::texel_rows_any<0, host::kFast<T>>(f, r, channels, begin, end); });
 }
 
-// f over `count` items of each of `batch` pictures, each standing for about `cost` values: a column, a row, a picture.
-template <template <class, int> class F, class T, class... A>
-void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const A&... args) {
+// f over `count` items of each of `batch` pictures, each standing for about `cost` values: a column, a row, a cell, a score.
+template <bool Fast, class F>
+void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const F& f) {
   if (batch <= 0 || count <= 0) return;
-  const F<T, 0> f{args...};
   if (device.is_cuda()) {
     const c10::DeviceGuard guard(device);
-    return cuda::launch_queries(f, batch, count, 1, current_stream(device));
+    return cuda::launch_queries(f, batch, count, int64_t{1}, current_stream(device));
   }
-  host::parallel(batch * count, cost, [&](int64_t begin, int64_t end) { host::query_range_any<0>(f, count, int64_t{1}, begin, end); });
+  host::parallel(batch * count, cost, [&](int64_t begin, int64_t end) { host::query_range_any<0, Fast>(f, count, int64_t{1}, begin, end); });
+}
+template <template <class, int> class F, class T, class... A>
+void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const A&... args) {
+  for_each_item<host::kFast<T>>(device, batch, count, cost, F<T, 0>{args...});
 }
 
 // f over `count` queries of each of `batch` pictures. `serial`: one thread, for functors that scatter.
@@ -188,11 +198,28 @@ void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t ch
     const c10::DeviceGuard guard(device);
     return cuda::launch_queries(F<T, 0>{args...}, batch, count, channels, current_stream(device));
   }
-  with_channels(channels, [&](auto c) {
+  with_channels<T>(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
-    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C>(f, count, channels, begin, end); };
+    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C, host::kFast<T>>(f, count, channels, begin, end); };
     serial ? body(0, batch * count) : host::parallel(batch * count, channels * 4, body);
+  });
+}
+
+// Groups of `each` queries: the host runs F::block(b, g0, g1) over groups, CUDA operator()(b, n, c0, c1) over single queries, n in
+// [0, groups * each), so that there are threads enough.
+template <template <class, int> class F, class T, class... A>
+void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t each, int64_t channels, bool serial, const A&... args) {
+  if (batch <= 0 || groups <= 0 || each <= 0 || channels <= 0) return;
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::launch_queries(F<T, 0>{args...}, batch, groups * each, channels, current_stream(device));
+  }
+  with_channels<T>(channels, [&](auto c) {
+    constexpr int C = decltype(c)::value;
+    const F<T, C> f{args...};
+    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C, host::kFast<T>>(f, groups, channels, begin, end); };
+    serial ? body(0, batch * groups) : host::parallel(batch * groups, each * channels, body);
   });
 }
 

@@ -44,7 +44,7 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("fovea_tokens(Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, SymInt height, SymInt width, int levels) -> (Tensor, Tensor)",
         compliant);
   m.def("fovea_tokens_backward(Tensor grad_uv, Tensor grad_lod, Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, "
-        "SymInt height, SymInt width, int levels) -> (Tensor, Tensor, Tensor)", compliant);
+        "SymInt height, SymInt width, int levels, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)", compliant);
 
   // distance: mask bool [B, H, W] -> squared distance to the nearest True, int64, and its row-major index (empty: H^2 + W^2, -1)
   m.def("distance_transform(Tensor mask) -> (Tensor, Tensor)", compliant);

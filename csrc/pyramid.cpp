@@ -1,8 +1,8 @@
 // Host code of the stem `pyramid`: mipmaps of a picture, their adjoint, and the update in place.
 #include "math/pyramid.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <algorithm>
+#include <type_traits>
 
 #include "autograd.h"
 #include "launch.h"
@@ -39,7 +39,7 @@ int band_levels(const TextureView<T>& texture) {
 
 // The whole pyramid: of `image`, or where it is undefined, above the level 0 that is in the buffer.
 template <class S, class T>
-void build_pyramid(const Tensor& image, const Tensor& data, const Levels& table, const Reducers& reducers) {
+void build_pyramid(const at::Tensor& image, const at::Tensor& data, const Levels& table, const Reducers& reducers) {
   const auto texture = texture_view<T>(data, table);
   const int64_t batch = data.size(0), height = table.height[0], width = table.width[0];
   const Rect all{batch, 0, height, 0, width};

@@ -6,6 +6,10 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 from texvlm import _ext as _ext
 from texvlm._ext import build_info, cached_bytes, empty_cache
+from texvlm.cascade import Selection, select, topk
+from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
+from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
+from texvlm.patches import extract_patches
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
 from texvlm.distance import distance_transform
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
@@ -15,6 +19,9 @@ from texvlm.texture import Texture
 __version__ = "0.1.0"
 
 __all__ = [
+    "FoveaLayout",
+    "FoveatedTokens",
+    "Selection",
     "CHANNELS",
     "MINIMAL",
     "Channel",
@@ -24,8 +31,14 @@ __all__ = [
     "cached_bytes",
     "distance_transform",
     "empty_cache",
+    "extract_patches",
     "generate_mipmaps",
+    "laplacian_pyramid",
+    "laplacian_reconstruct",
     "level_count",
+    "sample_foveated",
+    "select",
+    "topk",
     "saliency",
     "update_mipmaps",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,11 @@ import torch
 
 try:
     from texvlm import _C
-except ImportError as error:  # pragma: no cover - exercised by hand: there is no texvlm to test without it
+except ImportError as error:
+    if sys.argv[:2] == ["-m", "doctor"]:  # `python -m texvlm doctor` is there for exactly this
+        from texvlm.cli import doctor
+
+        raise SystemExit(doctor.run()) from None
     raise ImportError(
         f"texvlm's compiled extension does not load ({error}). It is built for one version of PyTorch: you run {torch.__version__}. "
         "Build it again with: pip install --no-build-isolation --force-reinstall --no-deps ."

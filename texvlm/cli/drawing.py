@@ -23,6 +23,9 @@ HEAT, DARKEST = "inferno", 0.34  # the part of the colour map that stands out fr
 MARGIN, GAP, TITLE = 0.55, 0.34, 0.62  # of the page; between panels; above a panel for its two lines of text
 HEAD = 1.0  # the page's own title
 LABEL = 0.58  # below a tile, for its name and range
+TILE_GAP = 0.16  # between tiles
+SCALE = 0.66  # below the heat map, for the scale of its colours
+NARROWEST = 3.9  # a panel, so that its text fits above it
 AREA = 19.0  # square inches of each of the three large panels
 WIDE = 2.3  # panels of a wider image are stacked
 
@@ -85,74 +88,74 @@ class Page:
         self.figure.savefig(path, dpi=dpi, facecolor=PAGE, metadata={"Software": "texvlm"})
 
 
+class Layout:
+    """Where everything goes on the page: three panels abreast, or below one another for a wide image."""
+
+    def __init__(self, aspect: float, channels: int) -> None:
+        stacked = aspect > WIDE
+        self.panel_w = 14.0 if stacked else max(math.sqrt(AREA * aspect), NARROWEST)
+        self.panel_h = self.panel_w / aspect
+        inner = self.panel_w if stacked else 3 * self.panel_w + 2 * GAP
+        top = MARGIN + HEAD + TITLE - 0.25
+        tops = [top, top, top]
+        if stacked:
+            tops = [top, top + self.panel_h + TITLE, top + 2 * (self.panel_h + TITLE) + SCALE]
+        self.panels = [(MARGIN + (0 if stacked else i * (self.panel_w + GAP)), y) for i, y in enumerate(tops)]
+        top = tops[-1] + self.panel_h + TITLE + (0 if stacked else SCALE)
+
+        self.pyramid, self.sheet = (MARGIN, top), (MARGIN + self.panel_w + GAP, top)
+        self.pyramid_w, sheet_w = self.panel_w, inner - self.panel_w - GAP
+        pyramid_h = self.pyramid_w / 1.5 / aspect
+        if stacked:
+            self.sheet, sheet_w = (MARGIN, top + pyramid_h + TITLE), inner
+        self.columns = math.ceil(channels / 2)
+        self.tile_w = (sheet_w - (self.columns - 1) * TILE_GAP) / self.columns
+        self.tile_h = self.tile_w / aspect
+        bottom = max(self.pyramid[1] + pyramid_h, self.sheet[1] + 2 * (self.tile_h + LABEL) - 0.1)
+        self.width, self.height = inner + 2 * MARGIN, bottom + MARGIN - 0.05
+
+    def tile(self, index: int) -> tuple[float, float]:
+        """The top left corner of a tile of the contact sheet."""
+        row, column = divmod(index, self.columns)
+        return self.sheet[0] + column * (self.tile_w + TILE_GAP), self.sheet[1] + row * (self.tile_h + LABEL)
+
+
 def draw(scene: Scene, path: Path, dpi: int) -> None:
     """Draws the scene into a PNG."""
+    texture, selection = scene.texture, scene.selection
     height, width = scene.picture.height, scene.picture.width
-    aspect = min(max(width / height, 1 / 4), 8.0)
-    stacked = aspect > WIDE
-    panel_w = math.sqrt(AREA * aspect) * (1.15 if stacked else 1.0)
-    panel_h = panel_w / aspect
-    columns = 1 if stacked else 3
-    inner = max(columns * panel_w + (columns - 1) * GAP, 11.5)
-    across = (inner - columns * panel_w) / max(columns - 1, 1) if columns > 1 else 0.0
-
-    pyramid_w = (inner - 2 * GAP) / 3
-    pyramid_h = pyramid_w / 1.5 / aspect
-    sheet_w = inner - pyramid_w - GAP
-    tiles = math.ceil(scene.texture.channels / 2)
-    tile_gap = 0.16
-    tile_w = (sheet_w - (tiles - 1) * tile_gap) / tiles
-    tile_h = tile_w / aspect
-    sheet_h = 2 * (tile_h + LABEL) - 0.1
-
-    rows = 3 if stacked else 1
-    large_top = MARGIN + HEAD + TITLE - 0.25
-    small_top = large_top + rows * panel_h + (rows - 1) * TITLE + 0.66 + TITLE
-    page = Page(inner + 2 * MARGIN, small_top + max(pyramid_h, sheet_h) + MARGIN - 0.05)
-
+    # Beyond these a picture is drawn out of shape: a page has its limits.
+    at = Layout(min(max(width / height, 1 / 4), 14.0), texture.channels)
+    page = Page(at.width, at.height)
     _head(page, scene)
-    spots = [
-        (MARGIN, large_top + i * (panel_h + TITLE))
-        if stacked
-        else (MARGIN + i * (panel_w + across), large_top)
-        for i in range(3)
-    ]
-    grid = scene.selection.grid
-    share = int(scene.selection.count[0]) / max(grid[0] * grid[1], 1)
-    lod = math.log2(scene.selection.cell)
-    page.title(
-        *spots[0],
-        "The picture",
-        f"{width} × {height} pixels, {grid[1]} × {grid[0]} cells of {scene.selection.cell} px",
-    )
-    page.image(*spots[0], panel_w, panel_h, _rgb(scene.texture.level(0)[0, :3]))
-    page.title(*spots[1], "What is kept", "cells by score, from edges, entropy and saliency")
-    _heat(page, spots[1], panel_w, panel_h, scene)
-    page.title(*spots[2], "What a model sees", f"{share:.0%} of the cells sharp, the rest from level {lod:g}")
-    page.image(*spots[2], panel_w, panel_h, _rgb(scene.seen))
 
-    texture = scene.texture
+    rows, columns = selection.grid
+    count, cell = int(selection.count[0]), selection.cell
     page.title(
-        MARGIN,
-        small_top,
-        "The pyramid",
-        f"{texture.levels} levels in one buffer of {texture.data.shape[1]:,} texels",
+        *at.panels[0], "The picture", f"{width} × {height} pixels, {columns} × {rows} cells of {cell} px"
     )
-    _pyramid(page, MARGIN, small_top, pyramid_w, texture)
-    left = MARGIN + pyramid_w + GAP
-    page.title(left, small_top, "The channels", f"{texture.channels} layers of one texture, read together")
+    page.image(*at.panels[0], at.panel_w, at.panel_h, _rgb(texture.level(0)[0, :3]))
+    page.title(*at.panels[1], "What is kept", "cells by score, from edges, entropy and saliency")
+    _heat(page, at.panels[1], at.panel_w, at.panel_h, scene)
+    share = (
+        f"{count / max(rows * columns, 1):.0%} of the cells sharp, the rest from level {math.log2(cell):.3g}"
+    )
+    page.title(*at.panels[2], "What a model sees", share)
+    page.image(*at.panels[2], at.panel_w, at.panel_h, _rgb(scene.seen))
+
+    texels = f"{texture.levels} levels in one buffer of {texture.data.shape[1]:,} texels"
+    page.title(*at.pyramid, "The pyramid", texels)
+    _pyramid(page, *at.pyramid, at.pyramid_w, at.pyramid_w / 1.5 * at.panel_h / at.panel_w, texture)
+    page.title(*at.sheet, "The channels", f"{texture.channels} layers of one texture, read together")
     for index, name in enumerate(texture.names):
-        x, y = left + (index % tiles) * (tile_w + tile_gap), small_top + (index // tiles) * (tile_h + LABEL)
-        _channel(page, x, y, tile_w, tile_h, name, texture.level(0)[0, index].float().cpu().numpy())
-    if texture.channels < 2 * tiles:
-        x, y = left + (tiles - 1) * (tile_w + tile_gap), small_top + tile_h + LABEL
-        facts = [
-            f"{texture.levels} levels",
-            f"× {texture.channels} channels",
-            f"{texture.data.numel() * texture.data.element_size() / 1e6:.1f} MB",
-        ]
-        for line, fact in enumerate(facts):
-            page.text(x, y + 0.2 + 0.25 * line, fact, _fit(tile_w, 11), PLAIN)
+        values = texture.level(0)[0, index].float().cpu().numpy()
+        _channel(page, *at.tile(index), at.tile_w, at.tile_h, name, values)
+    if texture.channels < 2 * at.columns:  # a tile is free
+        megabytes = texture.data.numel() * texture.data.element_size() / 1e6
+        x, y = at.tile(2 * at.columns - 1)
+        for fact in (f"{texture.levels} levels", f"× {texture.channels} channels", f"{megabytes:.1f} MB"):
+            y += 0.22
+            page.text(x, y, fact, _fit(at.tile_w, 11), PLAIN)
     page.save(path, dpi)
 
 
@@ -179,7 +182,7 @@ def _rgb(pixels: Any) -> Array:
 def _heat(page: Page, spot: tuple[float, float], width: float, height: float, scene: Scene) -> None:
     """The dimmed picture with its kept cells coloured by score, and the scale of the colours below it."""
     from matplotlib import colormaps
-    from matplotlib.colors import Normalize
+    from matplotlib.colors import ListedColormap, Normalize
 
     selection = scene.selection
     columns = selection.grid[1]
@@ -193,19 +196,18 @@ def _heat(page: Page, spot: tuple[float, float], width: float, height: float, sc
     light = _rgb(scene.texture.level(0)[0, :3]) @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     light = light.repeat(fine, 0).repeat(fine, 1)
     canvas = (0.05 + 0.36 * light)[..., None] * np.array([0.92, 0.97, 1.1], dtype=np.float32)
+    line = 1 if cell * fine > 5 else 0
     colours = colormaps[HEAT](DARKEST + (1 - DARKEST) * norm(scores))[:, :3].astype(np.float32)
     for index, colour in zip(selection.indices[0, :count].tolist(), colours):
         row, column = divmod(index, columns)
         box = np.s_[
-            row * cell * fine : (row + 1) * cell * fine - 1,
-            column * cell * fine : (column + 1) * cell * fine - 1,
+            row * cell * fine : (row + 1) * cell * fine - line,
+            column * cell * fine : (column + 1) * cell * fine - line,
         ]
         canvas[box] = colour * (0.62 + 0.38 * light[box][..., None])
     page.image(*spot, width, height, canvas)
 
-    from matplotlib import colors
-
-    shown = colors.ListedColormap(colormaps[HEAT](np.linspace(DARKEST, 1, 256)))
+    shown = ListedColormap(colormaps[HEAT](np.linspace(DARKEST, 1, 256)))
     left, y = spot[0] + 0.62, spot[1] + height + 0.16
     right = spot[0] + width
     page.text(spot[0], y + 0.11, "score", 10, PLAIN)
@@ -214,18 +216,18 @@ def _heat(page: Page, spot: tuple[float, float], width: float, height: float, sc
     page.text(right, y + 0.32, f"{high:.2f}, the best", 9.5, FAINT, ha="right")
 
 
-def _pyramid(page: Page, x: float, y: float, width: float, texture: Any) -> None:
+def _pyramid(page: Page, x: float, y: float, width: float, height: float, texture: Any) -> None:
     """The levels as graphics people draw them: the full size, and the rest stacked at its right."""
     gap = 0.05
-    scale = (width - gap) / 1.5 / texture.width
-    height = texture.height * scale
+    scale = (width - gap) / 1.5 / texture.width  # inches per texel, across and down
+    down = height / texture.height
     page.image(x, y, texture.width * scale, height, _rgb(texture.level(0)[0, :3]))
     page.text(x + 0.08, y + height - 0.09, f"{texture.width} × {texture.height}", 8.5, BRIGHT, bbox=_plate())
     left, top = x + texture.width * scale + gap, y
     for level in range(1, texture.levels):
         pixels = _rgb(texture.level(level)[0, :3])
         h, w = pixels.shape[:2]
-        wide, tall = w * scale, max(h * scale - gap, h * scale * 0.7)
+        wide, tall = w * scale, max(h * down - gap, h * down * 0.7)
         if tall < 0.012 or top + tall > y + height:
             break
         page.image(left, top, wide, tall, pixels, smooth=max(h, w) > 32)
@@ -271,7 +273,7 @@ def _channel(page: Page, x: float, y: float, width: float, height: float, name: 
         page.text(
             x,
             y + height + 0.36,
-            "needs a previous frame" if name == "motion" else "empty",
+            "no frame before" if name == "motion" else "empty",
             _fit(width, 8.5),
             FAINT,
         )

@@ -1,0 +1,212 @@
+// Host code of the stem `cascade`: the exact best k of many scores, and the scores of cells.
+#include "math/cascade.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/zeros.h>
+
+#include "autograd.h"
+#include "launch.h"
+#include "tensor.h"
+
+namespace texvlm {
+namespace host {
+
+template <int C, class F>
+TEXVLM_HD void each_row(const F& f, int64_t begin, int64_t end) {
+  for (int64_t b = begin; b < end; ++b) f(b);
+}
+TEXVLM_ISA_DISPATCH(each_row)
+
+}  // namespace host
+
+namespace {
+
+std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
+  const char* op = "select_topk";
+  check_shape(op, "scores", scores, "[B, N]", {-1, -1});
+  check_texel_dtype(op, "scores", scores.scalar_type());
+  TEXVLM_CHECK(k >= 0, op, "k", "at least 0", k);
+  const int64_t batch = scores.size(0), count = scores.size(1), kept = std::min(k, count);
+  TEXVLM_CHECK(count <= INT32_MAX, op, "scores", "at most 2^31 - 1 a row", count);
+  const Tensor values = new_tensor({batch, kept}, scores.scalar_type(), scores.device());
+  const Tensor indices = new_tensor({batch, kept}, at::kLong, scores.device());
+  if (batch == 0 || kept == 0) return {values, indices};
+  dispatch_texel(scores.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const TopKView<T> view{pointer<const T>(scores), scores.stride(0),         scores.stride(1), count, kept,
+                           pointer<T>(values),       pointer<int64_t>(indices)};
+    if (scores.is_cuda())
+      return for_each_item<host::kFast<T>>(scores.device(), batch, count, 1, RankScores<T, 0>{view});
+    const int64_t bytes = SelectRow<T>::workspace_bytes(count, kept);
+    const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
+    const SelectRow<T> row{view, pointer<char>(workspace), bytes};
+    host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) {
+      host::each_row_any<host::kFast<T>, 0>(row, begin, end);
+    });
+  });
+  return {values, indices};
+}
+
+Tensor select_topk_backward(const Tensor& grad, const Tensor& indices, int64_t count) {
+  const char* op = "select_topk_backward";
+  check_shape(op, "grad", grad, "[B, k]", {-1, -1});
+  check_texel_dtype(op, "grad", grad.scalar_type());
+  check_shape(op, "indices", indices, "[B, k]", {grad.size(0), grad.size(1)});
+  check_dtype(op, "indices", indices, at::kLong, "");
+  check_same_device(op, "indices", indices, grad);
+  TEXVLM_CHECK(count >= grad.size(1), op, "count", "at least k = " + std::to_string(grad.size(1)), count);
+  const Tensor packed = grad.contiguous(), places = indices.contiguous();
+  const Tensor out = new_zeros({grad.size(0), count}, grad.scalar_type(), grad.device());
+  dispatch_texel(grad.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const ScatterTopK<T, 0> scatter{pointer<const T>(packed), pointer<const int64_t>(places), grad.size(1),
+                                    count, pointer<T>(out)};
+    for_each_item<host::kFast<T>>(grad.device(), grad.size(0), grad.size(1), 4, scatter);
+  });
+  return out;
+}
+
+constexpr int64_t kMaxCell = int64_t{1} << 20,
+                  kMaxSamples = 4096;  // sample counts then stay far inside 32 bits
+
+Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int64_t width, Names reducer,
+                   int64_t levels, int64_t cell, int64_t samples, at::IntArrayRef channels,
+                   at::ArrayRef<double> weights) {
+  const char* op = "score_cells";
+  const Levels table = check_texture(op, data, height, width, levels);
+  const Reducers reducers = check_reducers(op, strings(reducer), data.size(2));
+  check_shape(op, "cells", cells, "[B, n]", {-1, -1});
+  check_dtype(op, "cells", cells, at::kLong, "");
+  check_same_device(op, "cells", cells, data);
+  const int64_t batch = cells.size(0), count = cells.size(1);
+  TEXVLM_CHECK(data.size(0) == 1 || data.size(0) == batch, op, "data",
+               "of batch 1 or of the batch of cells (" + std::to_string(batch) + ")", "batch ", data.size(0));
+  TEXVLM_CHECK(cell >= 1 && cell <= kMaxCell, op, "cell", "from 1 to 2^20 pixels", cell);
+  TEXVLM_CHECK(samples >= 1 && samples <= kMaxSamples, op, "samples",
+               "from 1 to " + std::to_string(kMaxSamples), samples);
+  TEXVLM_CHECK(channels.size() == kScoreChannels, op, "channels",
+               "the 5 indices of red, green, blue, edge and saliency", channels.size(), " of them");
+  TEXVLM_CHECK(weights.size() == 3, op, "weights", "the 3 of edge, entropy and saliency", weights.size(),
+               " of them");
+  for (const int64_t c : channels)
+    TEXVLM_CHECK(c >= 0 && c < data.size(2), op, "channels", "from 0 to " + std::to_string(data.size(2) - 1),
+                 c);
+  Tensor out = new_tensor({batch, count}, acc_dtype(data.scalar_type()), data.device());
+  dispatch_texel(data.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = Acc<T>;
+    const double lod = std::log2(static_cast<double>(cell) / static_cast<double>(samples));
+    ScoreCells<T, 0> f{};
+    f.texture = texture_view<const T>(data, table);
+    f.cells = cells.const_data_ptr<int64_t>();
+    f.stride_b = cells.stride(0);
+    f.stride_n = cells.stride(1);
+    f.out = pointer<A>(out);
+    f.count = count;
+    f.rows = (height + cell - 1) / cell;
+    f.columns = (width + cell - 1) / cell;
+    f.cell = cell;
+    f.samples = samples;
+    for (int k = 0; k < kScoreChannels; ++k) {
+      f.channel[k] = channels[k];
+      f.nearest[k] = reducers.of(channels[k]) == Reducer::mode;
+      f.any_nearest = f.any_nearest || f.nearest[k];
+    }
+    for (int k = 0; k < 3; ++k) f.weight[k] = static_cast<A>(weights[k]);
+    f.level = level_lerp(static_cast<A>(lod), table.count);
+    f.nearest_level = nearest_level(static_cast<A>(lod), table.count);
+    // cell / samples = 2^l, and the level is exactly 2^l times smaller: sample j of cell c is then texel c *
+    // samples + j
+    const int64_t step = int64_t{1} << f.level.l0;
+    f.aligned = !f.any_nearest && samples * step == cell && height % step == 0 && width % step == 0;
+    const int64_t side = samples == 1 ? kSamplesAround : samples;
+    f.table = EntropyTable<A>::of(side * side);
+    for_each_item<host::kFast<T>>(data.device(), batch, count, side * side * kScoreChannels, f);
+  });
+  return out;
+}
+
+// ---- autograd ----
+
+using SelectSignature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
+using SelectBackwardSignature = Tensor(const Tensor&, const Tensor&, SymInt);
+
+std::tuple<Tensor, Tensor> call_select(const Tensor& scores, int64_t k) {
+  static const auto op = op_handle<SelectSignature>("texvlm::select_topk");
+  return op.call(scores, k);
+}
+
+Tensor call_select_backward(const Tensor& grad, const Tensor& indices, const SymInt& count) {
+  static const auto op = op_handle<SelectBackwardSignature>("texvlm::select_topk_backward");
+  return op.call(grad, indices, count);
+}
+
+struct SelectTopK : torch::autograd::Function<SelectTopK> {
+  static tensor_list forward(AutogradContext* ctx, const Tensor& scores, int64_t k) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    auto [values, indices] = call_select(scores, k);
+    ctx->mark_non_differentiable({indices});
+    ctx->set_materialize_grads(false);
+    ctx->save_for_backward({indices});
+    ctx->saved_data["count"] = scores.sym_size(1);
+    return {values, indices};
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    if (!grads[0].defined()) return {Tensor(), Tensor()};
+    return {
+        call_select_backward(grads[0], ctx->get_saved_variables()[0], ctx->saved_data["count"].toSymInt()),
+        Tensor()};
+  }
+};
+
+std::tuple<Tensor, Tensor> select_topk_autograd(const Tensor& scores, int64_t k) {
+  if (records({&scores})) {
+    const tensor_list out = SelectTopK::apply(scores, k);
+    return {out[0], out[1]};
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_select(scores, k);
+}
+
+// The scatter is linear in `grad`, and its adjoint is the gather that it came from.
+struct SelectTopKBackward : torch::autograd::Function<SelectTopKBackward> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& indices,
+                        const SymInt& count) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({indices});
+    return call_select_backward(grad, indices, count);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    return {at::gather(grads[0], 1, ctx->get_saved_variables()[0]), Tensor(), Tensor()};
+  }
+};
+
+Tensor select_topk_backward_autograd(const Tensor& grad, const Tensor& indices, SymInt count) {
+  if (records({&grad})) return SelectTopKBackward::apply(grad, indices, count);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_select_backward(grad, indices, count);
+}
+
+std::tuple<Tensor, Tensor> select_topk_autocast(const Tensor& scores, int64_t k) {
+  const NoAutocast guard;
+  return call_select(promoted(scores), k);
+}
+
+}  // namespace
+
+#define TEXVLM_CASCADE_KERNELS                          \
+  m.impl("select_topk", select_topk);                   \
+  m.impl("select_topk_backward", select_topk_backward); \
+  m.impl("score_cells", score_cells)
+TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_CASCADE_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_CASCADE_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
+  m.impl("select_topk", select_topk_autograd);
+  m.impl("select_topk_backward", select_topk_backward_autograd);
+  m.impl("score_cells", torch::autograd::autogradNotImplementedFallback());
+}
+TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("select_topk", select_topk_autocast); }
+TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("select_topk", select_topk_autocast); }
+
+}  // namespace texvlm

@@ -1,0 +1,101 @@
+// Foveation: where the tokens of a layout lie around a fixation, and how coarse each of them is.
+//
+// The magnification of the visual field on the cortex falls with eccentricity e as M(e) = M0 / (e + e0) (J.
+// Rovamo and V. Virsu, "An estimation and application of the human cortical magnification factor",
+// Experimental Brain Research 37, 1979), as does the resolution that is worth displaying (W. Geisler and J.
+// Perry, "Real-time foveated multiresolution system for low-bandwidth video communication", SPIE 3299, 1998).
+// A token samples with LOD = max(0, -log2 M(e)) = max(0, log2((e + e0) / M0)).
+#pragma once
+
+#include "scalar.h"
+
+namespace texvlm {
+
+TEXVLM_HD float log2_of(float v) { return log2f(v); }
+TEXVLM_HD double log2_of(double v) { return log2(v); }
+TEXVLM_HD float hypot_of(float x, float y) { return hypotf(x, y); }
+TEXVLM_HD double hypot_of(double x, double y) { return hypot(x, y); }
+
+// fixation [B, F, 2] uv, offsets [N, 2] level-0 pixels, m0 and e0 one value each: tokens n = f * N + k of
+// picture b.
+template <class A>
+struct FoveaView {
+  const A *fixation, *offsets, *m0, *e0;
+  int64_t fixations, count;  // F, N
+  A size[2];                 // width, height
+  A last_level;
+};
+
+template <class A>
+struct FoveaToken {
+  bool usable;     // fixation and offset are finite
+  A position[2];   // level-0 pixels, clamped to the picture
+  bool inside[2];  // not clamped: the clamp lets gradients pass on its own bounds
+  A step[2];       // position - fixation
+  A eccentricity, lod;
+  bool graded;  // the LOD is not clamped
+};
+
+template <class A>
+TEXVLM_HD FoveaToken<A> fovea_token(const FoveaView<A>& v, int64_t b, int64_t n) {
+  FoveaToken<A> t{};
+  const A *fixation = v.fixation + 2 * (b * v.fixations + n / v.count),
+          *offset = v.offsets + 2 * (n % v.count);
+  t.usable = true;
+  for (int d = 0; d < 2; ++d) {
+    t.usable = t.usable && finite(fixation[d]) && finite(offset[d]);
+    const A origin = fixation[d] * v.size[d], wanted = origin + offset[d];
+    t.inside[d] = wanted >= A(0) && wanted <= v.size[d];
+    t.position[d] = clamp(wanted, A(0), v.size[d]);
+    t.step[d] = t.position[d] - origin;
+  }
+  t.eccentricity = hypot_of(t.step[0], t.step[1]);
+  const A lod = log2_of((t.eccentricity + *v.e0) / *v.m0);
+  t.graded = lod >= A(0) && lod <= v.last_level;
+  t.lod = clamp(lod, A(0), v.last_level);
+  return t;
+}
+
+// -> uv [B, F, N, 2], lod [B, F, N]
+template <class T, int C>
+struct FoveaTokens {
+  FoveaView<T> view;
+  T *uv, *lod;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+    const FoveaToken<T> t = fovea_token(view, b, n);
+    const int64_t q = b * view.fixations * view.count + n;
+    for (int d = 0; d < 2; ++d) uv[2 * q + d] = t.usable ? t.position[d] / view.size[d] : T(NAN);
+    lod[q] = t.usable ? t.lod : T(NAN);
+  }
+};
+
+// Adjoint of FoveaTokens. Gradients that are not wanted have null pointers; those that are start as zeros.
+// The distance has gradient 0 at 0.
+template <class T, int C>
+struct FoveaTokensAdjoint {
+  FoveaView<T> view;
+  const T *grad_uv, *grad_lod;  // [B, F, N, 2], [B, F, N]
+  T *fixation, *offsets, *m0, *e0;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+    const FoveaToken<T> t = fovea_token(view, b, n);
+    if (!t.usable) return;
+    const int64_t q = b * view.fixations * view.count + n;
+    constexpr T kLog2e = T(1.44269504088896340736);
+    const T by_log = t.graded ? grad_lod[q] * kLog2e : T(0);
+    const T by_distance = t.graded ? by_log / (t.eccentricity + *view.e0) : T(0);
+    if (m0 && t.graded) accumulate(m0, -by_log / *view.m0);
+    if (e0 && t.graded) accumulate(e0, by_distance);
+    for (int d = 0; d < 2; ++d) {
+      const T by_step = t.eccentricity > T(0) ? by_distance * t.step[d] / t.eccentricity : T(0);
+      const T by_position = t.inside[d] ? grad_uv[2 * q + d] / view.size[d] + by_step : T(0);
+      if (fixation)
+        accumulate(fixation + 2 * (b * view.fixations + n / view.count) + d,
+                   view.size[d] * (by_position - by_step));
+      if (offsets) accumulate(offsets + 2 * (n % view.count) + d, by_position);
+    }
+  }
+};
+
+}  // namespace texvlm

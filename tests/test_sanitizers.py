@@ -1,0 +1,58 @@
+"""The compiled code under AddressSanitizer and UBSan: a build of its own, which runs the contract and the meaning tests.
+
+Left out: compile and inductor (they compile code that is not ours), subprocesses, and the large pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "sanitized"
+LEFT_OUT = "not compile and not import and not inductor and not every_loop and not thread_count and not sanitizer and not readme and not cli"
+
+pytestmark = pytest.mark.slow
+
+
+def library(name: str) -> str:
+    return subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def env() -> dict[str, str]:
+    """The sanitized build in build/sanitized, and the environment to load it in."""
+    if "gcc" not in subprocess.run(["c++", "-v"], capture_output=True, text=True, check=False).stderr:
+        pytest.skip("the sanitizers are set up for gcc, and c++ is another compiler")
+    build = {**os.environ, "TEXVLM_SANITIZE": "1", "TEXVLM_NO_CUDA": "1"}
+    command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(BUILD), "--build-lib", str(BUILD / "lib")]
+    done = subprocess.run(command, cwd=ROOT, env=build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    # Both libraries, or the first C++ exception aborts; leak checking would report Python's and torch's own memory.
+    return {
+        **os.environ,
+        "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6')}",
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "PYTHONPATH": str(BUILD / "lib"),
+        "OMP_NUM_THREADS": "2",
+    }
+
+
+def test_an_overflow_aborts(env: dict[str, str]) -> None:
+    done = subprocess.run([sys.executable, "-c", "import texvlm; texvlm._C.overflow()"], env=env, cwd=BUILD, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+
+
+def test_the_tests_pass(env: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"pythonpath={BUILD / 'lib'}", "-k", LEFT_OUT, "tests"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    tail = done.stdout[-4000:] + done.stderr[-4000:]
+    assert done.returncode == 0, tail
+    assert "AddressSanitizer" not in tail
+    assert "runtime error" not in tail

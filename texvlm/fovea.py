@@ -1,0 +1,254 @@
+"""Stem `fovea`: a fixed budget of tokens around fixations, sharp at the centre, coarser with eccentricity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from texvlm._ext import acc_dtype, fake, ops
+from texvlm.patches import extract_patches
+
+if TYPE_CHECKING:
+    from texvlm.texture import Texture
+
+DEFAULT_E0 = 80.0
+"""Pixels. With it the outer ring of the default layout ends at the border of a picture of 1024 x 1024."""
+
+MAX_REACH = 2.0**24
+"""Pixels from the fixation that a layout may reach: beyond, float32 no longer tells pixels apart."""
+
+
+class FoveatedTokens(NamedTuple):
+    """Tokens of `sample_foveated`: patches [B, F, N, C, S, S], their uv [B, F, N, 2] and lod [B, F, N]."""
+
+    patches: Tensor
+    uv: Tensor
+    lod: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FoveaLayout:
+    """Where the tokens of a fovea lie around its fixation, and how their resolution falls off.
+
+    At eccentricity e (pixels of level 0 from the fixation) the visual cortex magnifies by M(e) = M0 / (e +
+    e0): Rovamo and Virsu, Experimental Brain Research 37, 1979; for displays Geisler and Perry, SPIE 3299,
+    1998. A token there samples with LOD = max(0, -log2 M(e)) = max(0, log2((e + e0) / M0)) and covers s(e) =
+    patch * max(1, (e + e0) / M0) pixels.
+
+    Tokens come in this order: `fovea` x `fovea` of them row-major on a grid, then the rings from the inside
+    to the outside, each clockwise from the top. Grid and rings are squares around the fixation. The grid's
+    step grows with the radius by the same law, dr = s(r) per token, so that neighbours abut along the axes
+    (and overlap beside them: a square has more tokens in its outer rings than the law needs). Ring m
+    continues the grid, (m + 1/2) steps from its border; its tokens are spread evenly, those of every second
+    ring half a token further, and leave gaps where they are few.
+
+    Args:
+        fovea: tokens along a side of the grid, 0 for none.
+        rings: tokens of each ring.
+        patch: samples along a side of a token.
+        e0: pixels, where the resolution has fallen to half (with M0 = e0); a number, or a 0-d tensor to be
+            learned. For pictures of another size than 1024 x 1024 scale it alike.
+        m0: as e0; None: e0, so that the centre of the fovea has LOD 0. A greater one makes a disc of radius
+            M0 - e0 sharp.
+
+    Raises:
+        ValueError: negative numbers of tokens or none at all; e0 or m0 not positive, or so small that the
+            outer tokens lie beyond 2^24 pixels.
+
+    Example:
+        >>> import texvlm
+        >>> layout = texvlm.FoveaLayout()
+        >>> layout.count, layout.offsets.shape
+        (273, torch.Size([273, 2]))
+    """
+
+    fovea: int = 16
+    rings: Sequence[int] = (8, 9)
+    patch: int = 16
+    e0: float | Tensor = DEFAULT_E0
+    m0: float | Tensor | None = None
+    # Which token lies where: its direction on the unit square, and its radius in steps. The same for all e0.
+    _directions: Tensor = field(init=False, repr=False)  # [N, 2]
+    _steps: Tensor = field(init=False, repr=False)  # [N]
+    _offsets: Tensor | None = field(init=False, repr=False)  # [N, 2], where neither e0 nor m0 is learned
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rings", tuple(self.rings))
+        for name, number, least in (("fovea", self.fovea, 0), ("patch", self.patch, 1)):
+            _check_integer(name, number, least)
+        for number in self.rings:
+            _check_integer("rings", number, 1)
+        if self.count == 0:
+            raise ValueError("a layout needs tokens: fovea is 0 and there are no rings")
+        for name, value in (("e0", self.e0), ("m0", self.m0)):
+            if isinstance(value, Tensor):
+                if value.dim() != 0 or not value.is_floating_point():
+                    raise ValueError(
+                        f"{name} must be a number or a 0-d floating point tensor, "
+                        f"got {value.dtype} {list(value.shape)}"
+                    )
+            elif value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive, got {value}")
+        directions, steps = _grid(self.fovea)
+        for ring, n in enumerate(self.rings):
+            directions += [_on_square((i + 0.5 * (ring % 2)) / n) for i in range(n)]
+            steps += [self.fovea / 2 + 0.5 + ring] * n
+        cpu = torch.device("cpu")
+        object.__setattr__(self, "_directions", torch.tensor(directions, dtype=torch.float64, device=cpu))
+        object.__setattr__(self, "_steps", torch.tensor(steps, dtype=torch.float64, device=cpu))
+        object.__setattr__(self, "_offsets", None if self._learned else self._positions(torch.float64, cpu))
+        if self._offsets is not None and not self._offsets.abs().max() <= MAX_REACH:
+            raise ValueError(
+                f"e0 = {self.e0} and m0 = {self.m0} are too small for so many tokens: "
+                "the outer ones lie beyond 2^24 pixels"
+            )
+
+    @property
+    def count(self) -> int:
+        """N, the number of tokens: fovea^2 + sum(rings)."""
+        return self.fovea * self.fovea + sum(self.rings)
+
+    @property
+    def offsets(self) -> Tensor:
+        """[N, 2], (x, y) of the tokens' centres from the fixation in level-0 pixels.
+
+        Float32 for numbers e0 and m0; in the dtype and on the device of learned ones, which it then carries
+        gradients to.
+        """
+        reference = next((t for t in (self.e0, self.m0) if isinstance(t, Tensor)), None)
+        if reference is None:
+            return self.place(torch.float32, torch.device("cpu"))[0]
+        return self.place(reference.dtype, reference.device)[0]
+
+    def place(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Offsets [N, 2], m0 [] and e0 [] as the op `fovea_tokens` takes them."""
+        m0, e0 = self._constants(dtype, device)
+        offsets = self._positions(dtype, device) if self._offsets is None else self._offsets.to(device, dtype)
+        return offsets, m0, e0
+
+    @property
+    def _learned(self) -> bool:
+        return isinstance(self.e0, Tensor) or isinstance(self.m0, Tensor)
+
+    def _constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        def tensor(value: float | Tensor) -> Tensor:
+            return (
+                value.to(device, dtype)
+                if isinstance(value, Tensor)
+                else torch.full((), value, dtype=dtype, device=device)
+            )
+
+        e0 = tensor(self.e0)
+        return (e0 if self.m0 is None else tensor(self.m0)), e0
+
+    def _positions(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The solution of dr = s(r) per step: linear where the LOD is 0, exponential beyond."""
+        m0, e0 = self._constants(dtype, device)
+        along = self._steps.to(device, dtype) * self.patch
+        flat = (m0 - e0).clamp(min=0)
+        radius = torch.minimum(along, flat) + (flat + e0) * torch.expm1((along - flat).clamp(min=0) / m0)
+        return self._directions.to(device, dtype) * radius[:, None]
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def _grid(side: int) -> tuple[list[tuple[float, float]], list[float]]:
+    """Tokens of a square grid, row-major: their directions on the unit square, their radii in steps."""
+    line = [i - (side - 1) / 2 for i in range(side)]
+    points = [(x, y) for y in line for x in line]
+    steps = [max(abs(x), abs(y)) for x, y in points]
+    return [(x / (r or 1), y / (r or 1)) for (x, y), r in zip(points, steps, strict=True)], steps
+
+
+def _on_square(turn: float) -> tuple[float, float]:
+    """The point of the border of [-1, 1]^2 at `turn` of its length, clockwise from the top's middle (y down)."""
+    p = 8 * (turn % 1)
+    if p < 1:
+        return p, -1.0
+    if p < 3:
+        return 1.0, p - 2
+    if p < 5:
+        return 4 - p, 1.0
+    return (-1.0, 6 - p) if p < 7 else (p - 8, -1.0)
+
+
+_DEFAULT = FoveaLayout()
+
+
+def sample_foveated(
+    texture: Texture, fixation: Tensor, layout: FoveaLayout | None = None, address: str = "clamp"
+) -> FoveatedTokens:
+    """Samples the tokens of a layout around fixations: sharp where one looks, coarse elsewhere.
+
+    Token n lies at position = clamp(fixation * (W, H) + offset[n], 0, (W, H)) in level-0 pixels, and with e,
+    the distance of that position from the fixation, it is a patch of `layout.patch`^2 samples at LOD =
+    log2((e + e0) / M0) clamped to [0, levels - 1].
+
+    Args:
+        texture: of batch B, or of batch 1, shared by all fixations.
+        fixation: [B, F, 2] in uv, F gazes for each picture. Outside of [0, 1] is allowed; the tokens stay in
+            the picture.
+        layout: see `FoveaLayout`; by default 273 tokens of 16 x 16 samples.
+        address: what samples beyond the border read: "clamp", "wrap", "mirror" or "border" (zero).
+
+    Returns:
+        FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N],
+            float32 (float64 for
+        float64 texels).
+
+    Gradients: to the texels, the fixation, and tensors e0 and m0 of the layout, through both the LOD and the
+        positions. A clamp
+    passes gradients on its own bounds, so a token in the very centre at M0 = e0 has those of log2. A fixation
+    that is NaN or infinite gives NaN and gets no gradient.
+
+    Example:
+        >>> import torch, texvlm
+        >>> texture = texvlm.Texture(torch.rand(3, 512, 512))
+        >>> layout = texvlm.FoveaLayout(e0=40.0)
+        >>> tokens = texvlm.sample_foveated(texture, torch.tensor([[[0.5, 0.5]]]), layout)
+        >>> tokens.patches.shape, tokens.lod.shape
+        (torch.Size([1, 1, 273, 3, 16, 16]), torch.Size([1, 1, 273]))
+    """
+    if fixation.dim() != 3 or fixation.shape[2] != 2:
+        raise ValueError(f"fixation must be [B, F, 2], got {list(fixation.shape)}")
+    layout = layout or _DEFAULT
+    fixation = fixation.to(acc_dtype(texture.data.dtype))
+    offsets, m0, e0 = layout.place(fixation.dtype, fixation.device)
+    uv, lod = ops.fovea_tokens(fixation, offsets, m0, e0, texture.height, texture.width, texture.levels)
+    patches = extract_patches(texture, uv.flatten(1, 2), lod.flatten(1, 2), layout.patch, None, address)
+    return FoveatedTokens(patches.unflatten(1, (fixation.shape[1], layout.count)), uv, lod)
+
+
+@fake("fovea_tokens")
+def _(
+    fixation: Tensor, offsets: Tensor, m0: Tensor, e0: Tensor, height: int, width: int, levels: int
+) -> tuple[Tensor, Tensor]:
+    shape = (fixation.shape[0], fixation.shape[1], offsets.shape[0])
+    return fixation.new_empty((*shape, 2)), fixation.new_empty(shape)
+
+
+@fake("fovea_tokens_backward")
+def _(
+    grad_uv: Tensor,
+    grad_lod: Tensor,
+    fixation: Tensor,
+    offsets: Tensor,
+    m0: Tensor,
+    e0: Tensor,
+    height: int,
+    width: int,
+    levels: int,
+    mask: list[bool],
+) -> tuple[Tensor | None, ...]:
+    return tuple(
+        t.new_empty(t.shape) if wanted else None
+        for t, wanted in zip((fixation, offsets, m0, e0), mask, strict=True)
+    )

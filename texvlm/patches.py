@@ -1,0 +1,110 @@
+"""Stem `patches`: square patches of a texture at any centre, level of detail and orientation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from texvlm._ext import acc_dtype, fake, ops
+
+if TYPE_CHECKING:
+    from texvlm.texture import Texture
+
+
+def extract_patches(
+    texture: Texture,
+    center_uv: Tensor,
+    lod: Tensor | float = 0.0,
+    size: int = 16,
+    axes: Tensor | None = None,
+    address: str = "clamp",
+) -> Tensor:
+    """Cuts square patches out of a texture.
+
+    Sample (i, j), row i and column j, lies ((j, i) - (size - 1) / 2) * 2^lod level-0 pixels off the centre
+    and is trilinear at `lod`: neighbouring samples are 2^lod level-0 texels apart. At LOD 0 a patch around
+    the centre of size x size texels is these texels.
+
+    Args:
+        texture: of batch B, or of batch 1, shared by all queries (its gradient is summed). Channels with the
+            reducer "mode" are read from the nearest texel of the nearest level.
+        center_uv: [B, N, 2], (u, v); [0, 1] is the picture, outside of it the address mode decides.
+        lod: [B, N] or a number. Clamped to [0, levels - 1], for the samples and for their spacing.
+        size: samples along a side, 1 to 16384.
+        axes: [B, N, 2, 2], maps sample offsets in pixels; its columns are the images of the x and y unit
+            vectors (rotation, stretch, shear). The LOD of the samples does not depend on it.
+        address: "clamp", "wrap", "mirror" or "border" (zero).
+
+    Returns:
+        [B, N, C, size, size] in the texels' dtype, contiguous.
+
+    Gradients: to the texels, center_uv, axes, and to lod through both the blend of levels and the spacing; at
+        cell edges and integer
+    LODs those of the right side, to lod zero where it is clamped. Second derivatives raise. A patch with a
+    NaN or infinite centre, LOD or axes is NaN, adds nothing to any gradient and gets gradient zero.
+
+    Example:
+        >>> import torch, texvlm
+        >>> image = torch.arange(64.).reshape(1, 8, 8)
+        >>> texture = texvlm.Texture(image)
+        >>> patches = texvlm.extract_patches(texture, torch.tensor([[[0.25, 0.75]]]), size=4)
+        >>> torch.equal(patches[0, 0], image[:, 4:8, 0:4])
+        True
+    """
+    dtype = acc_dtype(texture.data.dtype)
+    center_uv = center_uv.to(dtype)
+    if not isinstance(lod, Tensor):
+        lod = center_uv.new_full((), float(lod))
+    if lod.dim() == 0:
+        lod = lod.to(center_uv.device).expand(center_uv.shape[:-1])
+    return ops.extract_patches(
+        texture.data,
+        center_uv,
+        lod.to(dtype),
+        texture.height,
+        texture.width,
+        list(texture.reducer),
+        texture.levels,
+        size,
+        address,
+        None if axes is None else axes.to(dtype),
+    )
+
+
+@fake("extract_patches")
+def _(
+    data: Tensor,
+    center: Tensor,
+    lod: Tensor,
+    height: int,
+    width: int,
+    reducer: list[str],
+    levels: int,
+    size: int = 16,
+    address: str = "clamp",
+    axes: Tensor | None = None,
+) -> Tensor:
+    return data.new_empty((center.shape[0], center.shape[1], data.shape[2], size, size))
+
+
+@fake("extract_patches_backward")
+def _(
+    grad: Tensor,
+    data: Tensor,
+    center: Tensor,
+    lod: Tensor,
+    height: int,
+    width: int,
+    reducer: list[str],
+    levels: int,
+    size: int,
+    address: str,
+    mask: list[bool],
+    axes: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    inputs = (data, center, lod, axes)
+    return tuple(
+        t.new_empty(t.shape) if wanted and t is not None else None
+        for t, wanted in zip(inputs, mask, strict=True)
+    )
