@@ -377,6 +377,29 @@ struct ChannelTexels {
       for (int j = 0; j < n; ++j) out[j] = A(0);
     }
 
+    // Planes to texels, in tiles of 4 channels and 4 texels; the last tile overlaps the one before.
+    TEXVLM_HD static void interleave(const A (&v)[kMaxChannels][kRun], int n, int64_t channels, T* out) {
+      int j = 0;
+#if defined(TEXVLM_HAS_LANES)
+      using V = Lanes<A, 4>;
+      for (; channels >= 4 && j + 4 <= n; j += 4) {
+        for (int64_t tile = 0; tile < channels; tile += 4) {
+          const int64_t c = minimum(tile, channels - 4);
+          V p = load_lanes<A, 4>(v[c] + j), q = load_lanes<A, 4>(v[c + 1] + j);
+          V r = load_lanes<A, 4>(v[c + 2] + j), s = load_lanes<A, 4>(v[c + 3] + j);
+          transpose<A>(p, q, r, s);
+          T* texel = out + j * channels + c;
+          store_lanes<A, 4>(texel, p);
+          store_lanes<A, 4>(texel + channels, q);
+          store_lanes<A, 4>(texel + 2 * channels, r);
+          store_lanes<A, 4>(texel + 3 * channels, s);
+        }
+      }
+#endif
+      for (; j < n; ++j)
+        for (int64_t c = 0; c < channels; ++c) out[j * channels + c] = static_cast<T>(v[c][j]);
+    }
+
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       const int64_t height = texture.levels.height[0], width = texture.levels.width[0], channels = list.count;
       const Fixation<A> fixation = fixation_of(planes.fixation, b, height, width);
@@ -387,9 +410,7 @@ struct ChannelTexels {
         const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
         if (wants_low) low_pass_run(planes.luma, b, y, x, n, height, width, low);
         for (int c = 0; c < list.count; ++c) fill(list.id[c], b, y, x, n, low, fixation, v[c]);
-        T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, x);
-        for (int j = 0; j < n; ++j)
-          for (int64_t c = 0; c < channels; ++c) out[j * channels + c] = static_cast<T>(v[c][j]);
+        interleave(v, n, channels, texture.texel(b, 0, y, x));
       }
     }
   };

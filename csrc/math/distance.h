@@ -77,9 +77,10 @@ struct DiagonalSink {
   A* plane;
   int64_t height, width;
   static constexpr bool kIndexed = false;
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t d, int64_t, bool) const {
-    const double diagonal = static_cast<double>(height * height + width * width);
-    plane[(b * height + y) * width + x] = static_cast<A>(sqrt(static_cast<double>(d) / diagonal));
+  template <class I>
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, I d, int64_t, bool) const {
+    const A diagonal = static_cast<A>(height * height + width * width);
+    plane[(b * height + y) * width + x] = std::sqrt(static_cast<A>(d) / diagonal);
   }
 };
 

@@ -241,8 +241,9 @@ struct AxisEnlarge {
 };
 template <class A>
 TEXVLM_HD AxisEnlarge<A> axis_enlarge(int64_t i, int64_t fine, int64_t coarse) {
-  const double at = (static_cast<double>(i) + 0.5) * static_cast<double>(coarse) / static_cast<double>(fine) - 0.5, base = floor(at);
-  const int64_t i0 = static_cast<int64_t>(base);
+  const double ratio = static_cast<double>(coarse) / static_cast<double>(fine);
+  const double at = (static_cast<double>(static_cast<int32_t>(i)) + 0.5) * ratio - 0.5, base = floor(at);
+  const int64_t i0 = static_cast<int32_t>(base);
   const A w = static_cast<A>(at - base);
   return {i0 < 0 ? 0 : i0, i0 + 1 < coarse ? i0 + 1 : coarse - 1, A(1) - w, w};
 }
@@ -263,12 +264,13 @@ struct Enlarged {
   TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int n, A* TEXVLM_RESTRICT out) const {
     const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h);
     const A *TEXVLM_RESTRICT p = plane + (b * h + ty.i0) * w, *TEXVLM_RESTRICT q = plane + (b * h + ty.i1) * w;
-    const double coarse = static_cast<double>(w), fine = static_cast<double>(width);
+    const double ratio = static_cast<double>(w) / static_cast<double>(width);
+    const int first = static_cast<int>(x);
     const int last = static_cast<int>(w) - 1;
     int i0[kRun];
     A weight[kRun];
     for (int j = 0; j < n; ++j) {
-      const double at = (static_cast<double>(x + j) + 0.5) * coarse / fine - 0.5, base = floor(at);
+      const double at = (static_cast<double>(first + j) + 0.5) * ratio - 0.5, base = floor(at);
       i0[j] = static_cast<int>(base);
       weight[j] = static_cast<A>(at - base);
     }
@@ -348,6 +350,11 @@ struct SalienceMaps {
   TEXVLM_HD void features(int64_t b, int64_t y, int64_t x, int s, T* out) const {
     const Levels& levels = texture.levels;
     const int at = level(s), base = level(0);
+    if (s == 0) {
+      const T* p = texture.texel(b, base, y, x);
+      for (int c = 0; c < kFeatures; ++c) out[c] = p[c];
+      return;
+    }
     const AxisEnlarge<T> ty = axis_enlarge<T>(y, levels.height[base], levels.height[at]), tx = axis_enlarge<T>(x, levels.width[base], levels.width[at]);
     const T *p0 = texture.texel(b, at, ty.i0, tx.i0), *p1 = texture.texel(b, at, ty.i0, tx.i1);
     const T *q0 = texture.texel(b, at, ty.i1, tx.i0), *q1 = texture.texel(b, at, ty.i1, tx.i1);

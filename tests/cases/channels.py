@@ -45,7 +45,7 @@ CASES = [
     Case("build_channels", "minimal-12x10", picture(12, 10, MINIMAL), grads=(0,), atol=1e-5),
     Case("build_channels", "minimal-33x70", picture(33, 70, MINIMAL, moving=True), atol=1e-5),
     Case("build_channels", "minimal-128x140", picture(128, 140, MINIMAL, moving=True, fixed=True), atol=1e-5),
-    Case("build_channels", "minimal-1x11", picture(1, 11, MINIMAL, moving=True), grads=(0, 4), atol=1e-5),
+    Case("build_channels", "minimal-1x11", picture(1, 11, MINIMAL, moving=True), grads=(0, 4), atol=1e-4),  # a map of two texels: ill-conditioned
     Case("build_channels", "minimal-10x1", picture(10, 1, MINIMAL), grads=(0,), atol=1e-5),
     Case("build_channels", "minimal-1x1", picture(1, 1, MINIMAL), atol=1e-5),
     *(
