@@ -31,7 +31,7 @@ void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t wor
     return cuda::launch_queries(f, batch, count, int64_t{1}, current_stream(device));
   }
   host::parallel(batch * count, work, [&](int64_t begin, int64_t end) {
-    host::query_range_any<Fast, 0>(f, count, int64_t{1}, begin, end);
+    host::query_range_any<0, Fast>(f, count, int64_t{1}, begin, end);
   });
 }
 
@@ -55,7 +55,7 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
     const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
     const SelectRow<T> row{view, pointer<char>(workspace), bytes};
     host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) {
-      host::each_row_any<host::kFast<T>, 0>(row, begin, end);
+      host::each_row_any<0, host::kFast<T>>(row, begin, end);
     });
   });
   return {values, indices};
