@@ -22,19 +22,6 @@ TEXVLM_ISA_DISPATCH(each_row)
 
 namespace {
 
-// One query per element of [batch, count]; `work` is about how many values each touches.
-template <bool Fast, class F>
-void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t work, const F& f) {
-  if (batch <= 0 || count <= 0) return;
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::launch_queries(f, batch, count, int64_t{1}, current_stream(device));
-  }
-  host::parallel(batch * count, work, [&](int64_t begin, int64_t end) {
-    host::query_range_any<0, Fast>(f, count, int64_t{1}, begin, end);
-  });
-}
-
 std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
   const char* op = "select_topk";
   check_shape(op, "scores", scores, "[B, N]", {-1, -1});
@@ -55,7 +42,7 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
     const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
     const SelectRow<T> row{view, pointer<char>(workspace), bytes};
     host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) {
-      host::each_row_any<0, host::kFast<T>>(row, begin, end);
+      host::each_row_any<host::kFast<T>, 0>(row, begin, end);
     });
   });
   return {values, indices};

@@ -1,7 +1,8 @@
 // Runs a functor over texels or queries: the one place that knows which device it is.
 //
 // A functor is a template <class T, int C> POD struct. C is the channel count when it is known at compile time (1, 3, 4), or 0.
-//   texels:  operator()(b, y, x, c0, c1)             optionally row(b, y, x0, x1): the same for a run of texels, all channels
+//   texels:  operator()(b, y, x, c0, c1)             optionally row(b, y, x0, x1): the same for a run of texels, all channels;
+//            or row(b, y, x0, x1, scratch) beside scratch_bytes(): the same with work memory of its own
 //   queries: operator()(b, n, c0, c1)                 optionally block(b, n0, n1)
 // The host calls it row by row with [0, C); CUDA gives each thread a slice of 4 channels. The host loops are compiled once per
 // instruction set and chosen at run time, so a wheel built anywhere is fast everywhere.
@@ -13,6 +14,7 @@
 
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cuda/launch.h"
 #include "math/scalar.h"
@@ -37,6 +39,10 @@ struct HasRow : std::false_type {};
 template <class F>
 struct HasRow<F, std::void_t<decltype(&F::row)>> : std::true_type {};
 template <class F, class = void>
+struct HasScratch : std::false_type {};
+template <class F>
+struct HasScratch<F, std::void_t<decltype(&F::scratch_bytes)>> : std::true_type {};
+template <class F, class = void>
 struct HasBlock : std::false_type {};
 template <class F>
 struct HasBlock<F, std::void_t<decltype(&F::block)>> : std::true_type {};
@@ -44,9 +50,13 @@ struct HasBlock<F, std::void_t<decltype(&F::block)>> : std::true_type {};
 template <int C, class F>
 TEXVLM_HD void texel_rows(const F& f, const Rect& r, int64_t channels, int64_t begin, int64_t end) {
   const int64_t rows = r.y1 - r.y0;
+  std::vector<int64_t> scratch;
+  if constexpr (HasScratch<F>::value) scratch.resize((f.scratch_bytes() + 7) / 8);
   for (int64_t i = begin; i < end; ++i) {
     const int64_t b = i / rows, y = r.y0 + i % rows;
-    if constexpr (HasRow<F>::value) {
+    if constexpr (HasScratch<F>::value) {
+      f.row(b, y, r.x0, r.x1, static_cast<void*>(scratch.data()));
+    } else if constexpr (HasRow<F>::value) {
       f.row(b, y, r.x0, r.x1);
     } else {
       for (int64_t x = r.x0; x < r.x1; ++x) f(b, y, x, int64_t{0}, C ? int64_t{C} : channels);
@@ -149,6 +159,35 @@ void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args) {
     host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
                    [&](int64_t begin, int64_t end) { host::texel_rows_any<C, host::kFast<T>>(f, r, channels, begin, end); });
   });
+}
+
+// f over every pixel of the rectangle, for functors whose channels are not a dense run of texels: only C = 0 is compiled. On the host a
+// row is one call; CUDA gives each thread a pixel and a slice of 4 of the `channels`.
+template <template <class, int> class F, class T, class... A>
+void for_each_pixel(c10::Device device, const Rect& r, int64_t channels, const A&... args) {
+  if (r.batch <= 0 || r.y1 <= r.y0 || r.x1 <= r.x0 || channels <= 0) return;
+  const F<T, 0> f{args...};
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::launch_texels(f, r.batch, r.y0, r.y1, r.x0, r.x1, channels, current_stream(device));
+  }
+  host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
+                 [&](int64_t begin, int64_t end) { host::texel_rows_any<0, host::kFast<T>>(f, r, channels, begin, end); });
+}
+
+// f over `count` items of each of `batch` pictures, each standing for about `cost` values: a column, a row, a cell, a score.
+template <bool Fast, class F>
+void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const F& f) {
+  if (batch <= 0 || count <= 0) return;
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::launch_queries(f, batch, count, int64_t{1}, current_stream(device));
+  }
+  host::parallel(batch * count, cost, [&](int64_t begin, int64_t end) { host::query_range_any<0, Fast>(f, count, int64_t{1}, begin, end); });
+}
+template <template <class, int> class F, class T, class... A>
+void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const A&... args) {
+  for_each_item<host::kFast<T>>(device, batch, count, cost, F<T, 0>{args...});
 }
 
 // f over `count` queries of each of `batch` pictures. `serial`: one thread, for functors that scatter.

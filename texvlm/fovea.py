@@ -1,10 +1,10 @@
-"""Stem `fovea`: a fixed budget of tokens around fixations, sharp in the centre and coarser with eccentricity."""
+"""Stem `fovea`: a fixed budget of tokens around fixations, sharp at the centre, coarser with eccentricity."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ MAX_REACH = 2.0**24
 
 
 class FoveatedTokens(NamedTuple):
-    """What `sample_foveated` returns: patches [B, F, N, C, S, S], their centres uv [B, F, N, 2] and levels of detail lod [B, F, N]."""
+    """Tokens of `sample_foveated`: patches [B, F, N, C, S, S], their uv [B, F, N, 2] and lod [B, F, N]."""
 
     patches: Tensor
     uv: Tensor
@@ -35,25 +35,30 @@ class FoveatedTokens(NamedTuple):
 class FoveaLayout:
     """Where the tokens of a fovea lie around its fixation, and how their resolution falls off.
 
-    At eccentricity e (pixels of level 0 from the fixation) the visual cortex magnifies by M(e) = M0 / (e + e0): Rovamo and Virsu,
-    Experimental Brain Research 37, 1979; for displays Geisler and Perry, SPIE 3299, 1998. A token there samples with
-    LOD = max(0, -log2 M(e)) = max(0, log2((e + e0) / M0)) and covers s(e) = patch * max(1, (e + e0) / M0) pixels.
+    At eccentricity e (pixels of level 0 from the fixation) the visual cortex magnifies by M(e) = M0 / (e +
+    e0): Rovamo and Virsu, Experimental Brain Research 37, 1979; for displays Geisler and Perry, SPIE 3299,
+    1998. A token there samples with LOD = max(0, -log2 M(e)) = max(0, log2((e + e0) / M0)) and covers s(e) =
+    patch * max(1, (e + e0) / M0) pixels.
 
-    The order of tokens: `fovea` x `fovea` of them row-major on a grid, then the rings from the inside to the outside, each clockwise
-    from the top. Grid and rings are squares around the fixation. The grid's step grows with the radius by the same law, dr = s(r) per
-    token, so that neighbours abut along the axes (and overlap beside them: a square has more room for tokens in its outer rings than
-    the law has need). Ring m continues the grid, at (m + 1/2) steps from its border; its tokens are spread evenly, those of every
-    second ring half a token further, and leave gaps where they are few.
+    Tokens come in this order: `fovea` x `fovea` of them row-major on a grid, then the rings from the inside
+    to the outside, each clockwise from the top. Grid and rings are squares around the fixation. The grid's
+    step grows with the radius by the same law, dr = s(r) per token, so that neighbours abut along the axes
+    (and overlap beside them: a square has more tokens in its outer rings than the law needs). Ring m
+    continues the grid, (m + 1/2) steps from its border; its tokens are spread evenly, those of every second
+    ring half a token further, and leave gaps where they are few.
 
     Args:
         fovea: tokens along a side of the grid, 0 for none.
         rings: tokens of each ring.
         patch: samples along a side of a token.
-        e0: pixels, where the resolution has fallen to half (with M0 = e0); a number, or a 0-d tensor to be learned. For
-            pictures of another size than 1024 x 1024 scale it alike.
-        m0: as e0; None: e0, so that the centre of the fovea has LOD 0. A greater one makes a disc of radius M0 - e0 sharp.
+        e0: pixels, where the resolution has fallen to half (with M0 = e0); a number, or a 0-d tensor to be
+            learned. For pictures of another size than 1024 x 1024 scale it alike.
+        m0: as e0; None: e0, so that the centre of the fovea has LOD 0. A greater one makes a disc of radius
+            M0 - e0 sharp.
 
-    Errors: ValueError for negative or no tokens, and for e0 or m0 that are not positive or so small that the outer tokens are lost.
+    Raises:
+        ValueError: negative numbers of tokens or none at all; e0 or m0 not positive, or so small that the
+            outer tokens lie beyond 2^24 pixels.
 
     Example:
         >>> import texvlm
@@ -67,21 +72,28 @@ class FoveaLayout:
     patch: int = 16
     e0: float | Tensor = DEFAULT_E0
     m0: float | Tensor | None = None
+    # Which token lies where: its direction on the unit square, and its radius in steps. The same for all e0.
+    _directions: Tensor = field(init=False, repr=False)  # [N, 2]
+    _steps: Tensor = field(init=False, repr=False)  # [N]
+    _offsets: Tensor | None = field(init=False, repr=False)  # [N, 2], where neither e0 nor m0 is learned
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rings", tuple(self.rings))
-        for name, value, least in [("fovea", self.fovea, 0), ("patch", self.patch, 1), *(("rings", n, 1) for n in self.rings)]:
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for name, number, least in (("fovea", self.fovea, 0), ("patch", self.patch, 1)):
+            _check_integer(name, number, least)
+        for number in self.rings:
+            _check_integer("rings", number, 1)
         if self.count == 0:
             raise ValueError("a layout needs tokens: fovea is 0 and there are no rings")
         for name, value in (("e0", self.e0), ("m0", self.m0)):
             if isinstance(value, Tensor):
                 if value.dim() != 0 or not value.is_floating_point():
-                    raise ValueError(f"{name} must be a number or a 0-d floating point tensor, got {value.dtype} {list(value.shape)}")
+                    raise ValueError(
+                        f"{name} must be a number or a 0-d floating point tensor, "
+                        f"got {value.dtype} {list(value.shape)}"
+                    )
             elif value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive, got {value}")
-        # Which token lies where: its direction on the unit square, and its radius in steps. Plain numbers, the same for all e0.
         directions, steps = _grid(self.fovea)
         for ring, n in enumerate(self.rings):
             directions += [_on_square((i + 0.5 * (ring % 2)) / n) for i in range(n)]
@@ -91,7 +103,10 @@ class FoveaLayout:
         object.__setattr__(self, "_steps", torch.tensor(steps, dtype=torch.float64, device=cpu))
         object.__setattr__(self, "_offsets", None if self._learned else self._positions(torch.float64, cpu))
         if self._offsets is not None and not self._offsets.abs().max() <= MAX_REACH:
-            raise ValueError(f"e0 = {self.e0} and m0 = {self.m0} are too small for so many tokens: the outer ones lie beyond 2^24 pixels")
+            raise ValueError(
+                f"e0 = {self.e0} and m0 = {self.m0} are too small for so many tokens: "
+                "the outer ones lie beyond 2^24 pixels"
+            )
 
     @property
     def count(self) -> int:
@@ -102,7 +117,8 @@ class FoveaLayout:
     def offsets(self) -> Tensor:
         """[N, 2], (x, y) of the tokens' centres from the fixation in level-0 pixels.
 
-        Float32 for numbers e0 and m0; in the dtype and on the device of learned ones, which it then carries gradients to.
+        Float32 for numbers e0 and m0; in the dtype and on the device of learned ones, which it then carries
+        gradients to.
         """
         reference = next((t for t in (self.e0, self.m0) if isinstance(t, Tensor)), None)
         if reference is None:
@@ -110,7 +126,7 @@ class FoveaLayout:
         return self.place(reference.dtype, reference.device)[0]
 
     def place(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """offsets [N, 2], m0 [] and e0 [] as the op `fovea_tokens` takes them."""
+        """Offsets [N, 2], m0 [] and e0 [] as the op `fovea_tokens` takes them."""
         m0, e0 = self._constants(dtype, device)
         offsets = self._positions(dtype, device) if self._offsets is None else self._offsets.to(device, dtype)
         return offsets, m0, e0
@@ -121,7 +137,11 @@ class FoveaLayout:
 
     def _constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         def tensor(value: float | Tensor) -> Tensor:
-            return value.to(device, dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
+            return (
+                value.to(device, dtype)
+                if isinstance(value, Tensor)
+                else torch.full((), value, dtype=dtype, device=device)
+            )
 
         e0 = tensor(self.e0)
         return (e0 if self.m0 is None else tensor(self.m0)), e0
@@ -135,8 +155,13 @@ class FoveaLayout:
         return self._directions.to(device, dtype) * radius[:, None]
 
 
+def _check_integer(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
 def _grid(side: int) -> tuple[list[tuple[float, float]], list[float]]:
-    """The tokens of a square grid, row-major: their directions on the unit square and their radii in steps."""
+    """Tokens of a square grid, row-major: their directions on the unit square, their radii in steps."""
     line = [i - (side - 1) / 2 for i in range(side)]
     points = [(x, y) for y in line for x in line]
     steps = [max(abs(x), abs(y)) for x, y in points]
@@ -144,7 +169,7 @@ def _grid(side: int) -> tuple[list[tuple[float, float]], list[float]]:
 
 
 def _on_square(turn: float) -> tuple[float, float]:
-    """The point of the border of [-1, 1]^2 after `turn` of its length, clockwise from the middle of its top (y points down)."""
+    """The point of the border of [-1, 1]^2 at `turn` of its length, clockwise from the top's middle (y down)."""
     p = 8 * (turn % 1)
     if p < 1:
         return p, -1.0
@@ -158,30 +183,37 @@ def _on_square(turn: float) -> tuple[float, float]:
 _DEFAULT = FoveaLayout()
 
 
-def sample_foveated(texture: Texture, fixation: Tensor, layout: FoveaLayout | None = None, address: str = "clamp") -> FoveatedTokens:
+def sample_foveated(
+    texture: Texture, fixation: Tensor, layout: FoveaLayout | None = None, address: str = "clamp"
+) -> FoveatedTokens:
     """Samples the tokens of a layout around fixations: sharp where one looks, coarse elsewhere.
 
-    Token n lies at position = clamp(fixation * (W, H) + offset[n], 0, (W, H)) in level-0 pixels, and with e, the distance of that
-    position from the fixation, it is a patch of `layout.patch`^2 samples at LOD = log2((e + e0) / M0) clamped to [0, levels - 1].
+    Token n lies at position = clamp(fixation * (W, H) + offset[n], 0, (W, H)) in level-0 pixels, and with e,
+    the distance of that position from the fixation, it is a patch of `layout.patch`^2 samples at LOD =
+    log2((e + e0) / M0) clamped to [0, levels - 1].
 
     Args:
         texture: of batch B, or of batch 1, shared by all fixations.
-        fixation: [B, F, 2] in uv, F gazes for each picture. Outside of [0, 1] is allowed; the tokens stay in the picture.
+        fixation: [B, F, 2] in uv, F gazes for each picture. Outside of [0, 1] is allowed; the tokens stay in
+            the picture.
         layout: see `FoveaLayout`; by default 273 tokens of 16 x 16 samples.
         address: what samples beyond the border read: "clamp", "wrap", "mirror" or "border" (zero).
 
     Returns:
-        FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N], float32 (float64 for
+        FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N],
+            float32 (float64 for
         float64 texels).
 
-    Gradients: to the texels, the fixation, and tensors e0 and m0 of the layout, through both the LOD and the positions. A clamp
-    passes gradients on its own bounds, so a token in the very centre at M0 = e0 has those of log2. A fixation that is NaN or infinite
-    gives NaN and gets no gradient.
+    Gradients: to the texels, the fixation, and tensors e0 and m0 of the layout, through both the LOD and the
+        positions. A clamp
+    passes gradients on its own bounds, so a token in the very centre at M0 = e0 has those of log2. A fixation
+    that is NaN or infinite gives NaN and gets no gradient.
 
     Example:
         >>> import torch, texvlm
         >>> texture = texvlm.Texture(torch.rand(3, 512, 512))
-        >>> tokens = texvlm.sample_foveated(texture, torch.tensor([[[0.5, 0.5]]]), texvlm.FoveaLayout(e0=40.0))
+        >>> layout = texvlm.FoveaLayout(e0=40.0)
+        >>> tokens = texvlm.sample_foveated(texture, torch.tensor([[[0.5, 0.5]]]), layout)
         >>> tokens.patches.shape, tokens.lod.shape
         (torch.Size([1, 1, 273, 3, 16, 16]), torch.Size([1, 1, 273]))
     """
@@ -196,7 +228,9 @@ def sample_foveated(texture: Texture, fixation: Tensor, layout: FoveaLayout | No
 
 
 @fake("fovea_tokens")
-def _(fixation: Tensor, offsets: Tensor, m0: Tensor, e0: Tensor, height: int, width: int, levels: int) -> tuple[Tensor, Tensor]:
+def _(
+    fixation: Tensor, offsets: Tensor, m0: Tensor, e0: Tensor, height: int, width: int, levels: int
+) -> tuple[Tensor, Tensor]:
     shape = (fixation.shape[0], fixation.shape[1], offsets.shape[0])
     return fixation.new_empty((*shape, 2)), fixation.new_empty(shape)
 
@@ -214,4 +248,7 @@ def _(
     levels: int,
     mask: list[bool],
 ) -> tuple[Tensor | None, ...]:
-    return tuple(t.new_empty(t.shape) if wanted else None for t, wanted in zip((fixation, offsets, m0, e0), mask, strict=True))
+    return tuple(
+        t.new_empty(t.shape) if wanted else None
+        for t, wanted in zip((fixation, offsets, m0, e0), mask, strict=True)
+    )

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 def laplacian_pyramid(texture: Texture) -> Texture:
-    """Splits a pyramid into bands: each level less the bilinearly enlarged next coarser one; the last level stays as it is.
+    """Splits a pyramid into bands: each level less the enlarged next coarser one, the last as it is.
 
-    Enlarging samples the coarse level at the texel centres of the fine one, with clamp (Burt and Adelson, "The Laplacian pyramid as a
-    compact image code", 1983, with bilinear expansion). Every channel is treated alike, whatever its reducer.
+    Enlarging samples the coarse level at the texel centres of the fine one, with clamp (Burt and Adelson,
+    "The Laplacian pyramid as a compact image code", 1983, with bilinear expansion). Every channel is treated
+    alike, whatever its reducer.
 
     Args:
         texture: any size, odd ones too.
@@ -30,17 +31,21 @@ def laplacian_pyramid(texture: Texture) -> Texture:
         >>> [bands.level(l).abs().max().item() for l in range(bands.levels)]
         [0.0, 0.0, 0.0, 0.0, 1.0]
     """
-    return texture.replace(ops.laplacian_decompose(texture.data, texture.height, texture.width, texture.levels))
+    return texture.replace(
+        ops.laplacian_decompose(texture.data, texture.height, texture.width, texture.levels)
+    )
 
 
 def laplacian_reconstruct(bands: Texture) -> Texture:
     """Builds a pyramid from its bands: the inverse of `laplacian_pyramid`, exact up to rounding.
 
     Args:
-        bands: level l is band l. They may have been changed in between: level 0 of the result is then the picture with these bands.
+        bands: level l is band l. They may have been changed in between: level 0 of the result is then the
+            picture with these bands.
 
     Returns:
-        Texture of the same size and dtype; each level is made from the stored level below it. Linear: gradients of every order.
+        Texture of the same size and dtype; each level is made from the stored level below it. Linear:
+        gradients of every order.
 
     Example:
         >>> import torch, texvlm

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, ops
@@ -23,25 +22,27 @@ def extract_patches(
 ) -> Tensor:
     """Cuts square patches out of a texture.
 
-    Sample (i, j), row i and column j, lies ((j, i) - (size - 1) / 2) * 2^lod level-0 pixels off the centre and is trilinear at `lod`:
-    neighbouring samples are 2^lod level-0 texels apart. At LOD 0 a patch around the centre of size x size texels is these texels.
+    Sample (i, j), row i and column j, lies ((j, i) - (size - 1) / 2) * 2^lod level-0 pixels off the centre
+    and is trilinear at `lod`: neighbouring samples are 2^lod level-0 texels apart. At LOD 0 a patch around
+    the centre of size x size texels is these texels.
 
     Args:
-        texture: of batch B, or of batch 1, shared by all queries (its gradient is summed). Channels with the reducer "mode" are read
-            from the nearest texel of the nearest level.
+        texture: of batch B, or of batch 1, shared by all queries (its gradient is summed). Channels with the
+            reducer "mode" are read from the nearest texel of the nearest level.
         center_uv: [B, N, 2], (u, v); [0, 1] is the picture, outside of it the address mode decides.
         lod: [B, N] or a number. Clamped to [0, levels - 1], for the samples and for their spacing.
         size: samples along a side, 1 to 16384.
-        axes: [B, N, 2, 2], maps sample offsets in pixels; its columns are the images of the x and y unit vectors (rotation, stretch,
-            shear). The LOD of the samples does not depend on it.
+        axes: [B, N, 2, 2], maps sample offsets in pixels; its columns are the images of the x and y unit
+            vectors (rotation, stretch, shear). The LOD of the samples does not depend on it.
         address: "clamp", "wrap", "mirror" or "border" (zero).
 
     Returns:
         [B, N, C, size, size] in the texels' dtype, contiguous.
 
-    Gradients: to the texels, center_uv, axes, and to lod through both the blend of levels and the spacing; at cell edges and integer
-    LODs those of the right side, to lod zero where it is clamped. Second derivatives raise. A patch with a NaN or infinite
-    centre, LOD or axes is NaN, adds nothing to any gradient and gets gradient zero.
+    Gradients: to the texels, center_uv, axes, and to lod through both the blend of levels and the spacing; at
+        cell edges and integer
+    LODs those of the right side, to lod zero where it is clamped. Second derivatives raise. A patch with a
+    NaN or infinite centre, LOD or axes is NaN, adds nothing to any gradient and gets gradient zero.
 
     Example:
         >>> import torch, texvlm
@@ -103,4 +104,7 @@ def _(
     axes: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     inputs = (data, center, lod, axes)
-    return tuple(t.new_empty(t.shape) if wanted and t is not None else None for t, wanted in zip(inputs, mask, strict=True))
+    return tuple(
+        t.new_empty(t.shape) if wanted and t is not None else None
+        for t, wanted in zip(inputs, mask, strict=True)
+    )

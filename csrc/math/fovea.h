@@ -1,9 +1,10 @@
 // Foveation: where the tokens of a layout lie around a fixation, and how coarse each of them is.
 //
-// The magnification of the visual field on the cortex falls with eccentricity e as M(e) = M0 / (e + e0) (J. Rovamo and V. Virsu, "An
-// estimation and application of the human cortical magnification factor", Experimental Brain Research 37, 1979), as does the
-// resolution that is worth displaying (W. Geisler and J. Perry, "Real-time foveated multiresolution system for low-bandwidth video
-// communication", SPIE 3299, 1998). A token samples with LOD = max(0, -log2 M(e)) = max(0, log2((e + e0) / M0)).
+// The magnification of the visual field on the cortex falls with eccentricity e as M(e) = M0 / (e + e0) (J.
+// Rovamo and V. Virsu, "An estimation and application of the human cortical magnification factor",
+// Experimental Brain Research 37, 1979), as does the resolution that is worth displaying (W. Geisler and J.
+// Perry, "Real-time foveated multiresolution system for low-bandwidth video communication", SPIE 3299, 1998).
+// A token samples with LOD = max(0, -log2 M(e)) = max(0, log2((e + e0) / M0)).
 #pragma once
 
 #include "scalar.h"
@@ -15,7 +16,8 @@ TEXVLM_HD double log2_of(double v) { return log2(v); }
 TEXVLM_HD float hypot_of(float x, float y) { return hypotf(x, y); }
 TEXVLM_HD double hypot_of(double x, double y) { return hypot(x, y); }
 
-// fixation [B, F, 2] uv, offsets [N, 2] level-0 pixels, m0 and e0 one value each: tokens n = f * N + k of picture b.
+// fixation [B, F, 2] uv, offsets [N, 2] level-0 pixels, m0 and e0 one value each: tokens n = f * N + k of
+// picture b.
 template <class A>
 struct FoveaView {
   const A *fixation, *offsets, *m0, *e0;
@@ -26,18 +28,19 @@ struct FoveaView {
 
 template <class A>
 struct FoveaToken {
-  bool usable;         // fixation and offset are finite
-  A position[2];       // level-0 pixels, clamped to the picture
-  bool inside[2];      // not clamped: the clamp lets gradients pass on its own bounds
-  A step[2];           // position - fixation
+  bool usable;     // fixation and offset are finite
+  A position[2];   // level-0 pixels, clamped to the picture
+  bool inside[2];  // not clamped: the clamp lets gradients pass on its own bounds
+  A step[2];       // position - fixation
   A eccentricity, lod;
-  bool graded;         // the LOD is not clamped
+  bool graded;  // the LOD is not clamped
 };
 
 template <class A>
 TEXVLM_HD FoveaToken<A> fovea_token(const FoveaView<A>& v, int64_t b, int64_t n) {
   FoveaToken<A> t{};
-  const A *fixation = v.fixation + 2 * (b * v.fixations + n / v.count), *offset = v.offsets + 2 * (n % v.count);
+  const A *fixation = v.fixation + 2 * (b * v.fixations + n / v.count),
+          *offset = v.offsets + 2 * (n % v.count);
   t.usable = true;
   for (int d = 0; d < 2; ++d) {
     t.usable = t.usable && finite(fixation[d]) && finite(offset[d]);
@@ -67,12 +70,12 @@ struct FoveaTokens {
   }
 };
 
-// Adjoint of FoveaTokens. Gradients that are not wanted have null pointers; those that are start as zeros. The distance has
-// gradient 0 at 0.
+// Adjoint of FoveaTokens. Gradients that are not wanted have null pointers; those that are start as zeros.
+// The distance has gradient 0 at 0.
 template <class T, int C>
 struct FoveaTokensAdjoint {
   FoveaView<T> view;
-  const T *grad_uv, *grad_lod;           // [B, F, N, 2], [B, F, N]
+  const T *grad_uv, *grad_lod;  // [B, F, N, 2], [B, F, N]
   T *fixation, *offsets, *m0, *e0;
 
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
@@ -87,7 +90,9 @@ struct FoveaTokensAdjoint {
     for (int d = 0; d < 2; ++d) {
       const T by_step = t.eccentricity > T(0) ? by_distance * t.step[d] / t.eccentricity : T(0);
       const T by_position = t.inside[d] ? grad_uv[2 * q + d] / view.size[d] + by_step : T(0);
-      if (fixation) accumulate(fixation + 2 * (b * view.fixations + n / view.count) + d, view.size[d] * (by_position - by_step));
+      if (fixation)
+        accumulate(fixation + 2 * (b * view.fixations + n / view.count) + d,
+                   view.size[d] * (by_position - by_step));
       if (offsets) accumulate(offsets + 2 * (n % view.count) + d, by_position);
     }
   }

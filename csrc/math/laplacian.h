@@ -1,13 +1,15 @@
-// Laplacian pyramids: each level less the bilinearly enlarged next coarser one, and back (P. Burt and E. Adelson, "The Laplacian
-// pyramid as a compact image code", IEEE Transactions on Communications 31, 1983, with bilinear expansion). Enlarging samples the
-// coarse level at the texel centres of the fine one, with clamp. Adjoints are in gather form: no atomics.
+// Laplacian pyramids: each level less the bilinearly enlarged next coarser one, and back (P. Burt and E.
+// Adelson, "The Laplacian pyramid as a compact image code", IEEE Transactions on Communications 31, 1983,
+// with bilinear expansion). Enlarging samples the coarse level at the texel centres of the fine one, with
+// clamp. Adjoints are in gather form: no atomics.
 #pragma once
 
 #include "texture.h"
 
 namespace texvlm {
 
-// The two coarse texels that fine texel i lies between, with weights 1 - w1 and w1. Exact: all positions are multiples of 1/(2 fine).
+// The two coarse texels that fine texel i lies between, with weights 1 - w1 and w1. Exact: all positions are
+// multiples of 1/(2 fine).
 template <class A>
 struct UpTaps {
   int64_t i0, i1;
@@ -48,8 +50,8 @@ TEXVLM_HD UpReaders<A> up_readers(int64_t j, int64_t fine, int64_t coarse) {
 
 constexpr int64_t kUpRun = 64;  // fine texels handled at a time on the host
 
-// One level of out = in + sign * enlarged(above), `above` being the next coarser level: of the pyramid to decompose (sign -1), of
-// the levels built already to reconstruct (sign 1).
+// One level of out = in + sign * enlarged(above), `above` being the next coarser level: of the pyramid to
+// decompose (sign -1), of the levels built already to reconstruct (sign 1).
 template <class T, int C>
 struct AddEnlarged {
   using A = Acc<T>;
@@ -60,14 +62,16 @@ struct AddEnlarged {
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
     const Levels& l = in.levels;
-    const UpTaps<A> ty = up_taps<A>(y, l.height[level], l.height[level + 1]), tx = up_taps<A>(x, l.width[level], l.width[level + 1]);
+    const UpTaps<A> ty = up_taps<A>(y, l.height[level], l.height[level + 1]),
+                    tx = up_taps<A>(x, l.width[level], l.width[level + 1]);
     const T *t0 = above.texel(b, level + 1, ty.i0, tx.i0), *t1 = above.texel(b, level + 1, ty.i0, tx.i1);
     const T *d0 = above.texel(b, level + 1, ty.i1, tx.i0), *d1 = above.texel(b, level + 1, ty.i1, tx.i1);
     const T* own = in.texel(b, level, y, x);
     T* o = out.texel(b, level, y, x);
     const A x1 = tx.w1, x0 = A(1) - x1, y1 = ty.w1, y0 = A(1) - y1;
     for (int64_t c = c0; c < c1; ++c) {  // vertically first, as row() does
-      const A left = y0 * static_cast<A>(t0[c]) + y1 * static_cast<A>(d0[c]), right = y0 * static_cast<A>(t1[c]) + y1 * static_cast<A>(d1[c]);
+      const A left = y0 * static_cast<A>(t0[c]) + y1 * static_cast<A>(d0[c]),
+              right = y0 * static_cast<A>(t1[c]) + y1 * static_cast<A>(d1[c]);
       o[c] = static_cast<T>(static_cast<A>(own[c]) + sign * (x0 * left + x1 * right));
     }
   }
@@ -89,7 +93,8 @@ struct AddEnlarged {
     for (int64_t begin = x0; begin < x1; begin += kUpRun) {
       const int64_t end = minimum(begin + kUpRun, x1);
       // v[k] is column `low` + k, clamped, so that fine texel x reads v[(x + 1) / 2 - begin / 2 + 0 and + 1].
-      const int64_t low = (begin + 1) / 2 - 1, high = (end + 1) / 2, from = maximum<int64_t>(low, 0), to = minimum(high, coarse - 1);
+      const int64_t low = (begin + 1) / 2 - 1, high = (end + 1) / 2, from = maximum<int64_t>(low, 0),
+                    to = minimum(high, coarse - 1);
       for (int64_t k = (from - low) * kC; k < (to - low + 1) * kC; ++k) {
         const int64_t at = low * kC + k;
         v[k] = y0 * static_cast<A>(top[at]) + y1 * static_cast<A>(bottom[at]);
@@ -101,14 +106,17 @@ struct AddEnlarged {
       for (int64_t x = begin; x < end; ++x) {
         const A* p = v + ((x + 1) / 2 - 1 - low) * kC;
         const A w1 = x % 2 ? A(0.25) : A(0.75), w0 = A(1) - w1;
-        for (int c = 0; c < kC; ++c) o[x * kC + c] = static_cast<T>(static_cast<A>(own[x * kC + c]) + sign * (w0 * p[c] + w1 * p[kC + c]));
+        for (int c = 0; c < kC; ++c)
+          o[x * kC + c] =
+              static_cast<T>(static_cast<A>(own[x * kC + c]) + sign * (w0 * p[c] + w1 * p[kC + c]));
       }
     }
   }
 };
 
-// Adjoint of AddEnlarged, by coarse texels: out[level] = grad[level] + sign * enlarged'(below[level - 1]), where `below` is `grad`
-// itself (to decompose) or the finer level of `out`, already finished (to reconstruct, going from fine to coarse).
+// Adjoint of AddEnlarged, by coarse texels: out[level] = grad[level] + sign * enlarged'(below[level - 1]),
+// where `below` is `grad` itself (to decompose) or the finer level of `out`, already finished (to
+// reconstruct, going from fine to coarse).
 template <class T, int C>
 struct AddEnlargedAdjoint {
   using A = Acc<T>;
@@ -119,7 +127,8 @@ struct AddEnlargedAdjoint {
   bool chained;
 
   template <class S>
-  TEXVLM_HD A gather(const S* in, int64_t pitch, int64_t channels, const UpReaders<A>& ry, const UpReaders<A>& rx) const {
+  TEXVLM_HD A gather(const S* in, int64_t pitch, int64_t channels, const UpReaders<A>& ry,
+                     const UpReaders<A>& rx) const {
     A sum = 0;
     for (int i = 0; i < ry.count; ++i) {
       A line = 0;
@@ -135,15 +144,17 @@ struct AddEnlargedAdjoint {
     texel(b, y, x, ry, c0, c1);
   }
 
-  TEXVLM_HD void texel(int64_t b, int64_t y, int64_t x, const UpReaders<A>& ry, int64_t c0, int64_t c1) const {
+  TEXVLM_HD void texel(int64_t b, int64_t y, int64_t x, const UpReaders<A>& ry, int64_t c0,
+                       int64_t c1) const {
     const Levels& l = grad.levels;
     const UpReaders<A> rx = up_readers<A>(x, l.width[level - 1], l.width[level]);
     const int64_t channels = C ? C : grad.channels, pitch = l.width[level - 1] * channels;
     const T* own = grad.texel(b, level, y, x);
     A* o = out.texel(b, level, y, x);
     for (int64_t c = c0; c < c1; ++c) {
-      const A from = chained ? gather(out.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx)
-                             : gather(grad.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx);
+      const A from = chained
+                         ? gather(out.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx)
+                         : gather(grad.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx);
       o[c] = static_cast<A>(own[c]) + sign * from;
     }
   }

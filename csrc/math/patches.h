@@ -1,8 +1,10 @@
-// Square patches around given centres. Sample (i, j), row i and column j of a patch of size S, lies ((j, i) - (S - 1) / 2) * 2^lod
-// level-0 pixels off the centre, mapped by `axes` where there are some, and is a trilinear fetch at `lod`.
+// Square patches around given centres. Sample (i, j), row i and column j of a patch of size S, lies ((j, i) -
+// (S - 1) / 2) * 2^lod level-0 pixels off the centre, mapped by `axes` where there are some, and is a
+// trilinear fetch at `lod`.
 //
-// Without axes a patch is separable: columns need taps once, rows need taps once. Where the samples are one texel apart (an integer
-// LOD of a size that halves exactly) the taps are consecutive texels with one weight, so rows are read as they lie in memory.
+// Without axes a patch is separable: columns need taps once, rows need taps once. Where the samples are one
+// texel apart (an integer LOD of a size that halves exactly) the taps are consecutive texels with one weight,
+// so rows are read as they lie in memory.
 #pragma once
 
 #include <type_traits>
@@ -59,8 +61,12 @@ struct PatchGrid {
 
   TEXVLM_HD A middle() const { return static_cast<A>(size - 1) * A(0.5); }
 
-  TEXVLM_HD A u_of(const PatchFrame<A>& f, int j) const { return f.u + (static_cast<A>(j) - middle()) * f.spacing * inverse_width; }
-  TEXVLM_HD A v_of(const PatchFrame<A>& f, int i) const { return f.v + (static_cast<A>(i) - middle()) * f.spacing * inverse_height; }
+  TEXVLM_HD A u_of(const PatchFrame<A>& f, int j) const {
+    return f.u + (static_cast<A>(j) - middle()) * f.spacing * inverse_width;
+  }
+  TEXVLM_HD A v_of(const PatchFrame<A>& f, int i) const {
+    return f.v + (static_cast<A>(i) - middle()) * f.spacing * inverse_height;
+  }
 
   TEXVLM_HD PatchPoint<A> point(const PatchFrame<A>& f, int i, int j) const {
     const A x = (static_cast<A>(j) - middle()) * f.spacing, y = (static_cast<A>(i) - middle()) * f.spacing;
@@ -71,9 +77,10 @@ struct PatchGrid {
 
 constexpr int kPatchColumns = 16;                  // columns handled at a time on the host
 constexpr int kPatchSpan = 2 * kPatchColumns + 2;  // texels that they read in one level: at most 2 apart
-constexpr int kPatchTile = 16;                     // channels handled at a time where their number is not a template constant
+constexpr int kPatchTile = 16;  // channels handled at a time where their number is not a template constant
 
-// The taps of kPatchColumns columns in one level: the texels that they read, and where in that list each column finds its two.
+// The taps of kPatchColumns columns in one level: the texels that they read, and where in that list each
+// column finds its two.
 template <class A>
 struct PatchColumns {
   bool unit;  // column j reads the texels j and j + 1 of the list, all columns with the same weights
@@ -84,8 +91,8 @@ struct PatchColumns {
   A w0[kPatchColumns], w1[kPatchColumns];
 };
 
-// One axis of samples that lie one texel apart, n of them from sample k0 on: true, their first texel and weights where all of them
-// lie inside the level.
+// One axis of samples that lie one texel apart, n of them from sample k0 on: true, their first texel and
+// weights where all of them lie inside the level.
 template <class A>
 TEXVLM_HD bool unit_taps(A center, A middle, int k0, int n, int64_t size, int& first, A& w1) {
   const A x = center * static_cast<A>(size) - (middle + A(0.5)) + static_cast<A>(k0);
@@ -98,18 +105,21 @@ TEXVLM_HD bool unit_taps(A center, A middle, int k0, int n, int64_t size, int& f
 
 // v = w0 * top + w1 * bottom, n values; N: n where known at compile time.
 template <int N, class A, class T>
-TEXVLM_HD void lerp_run(A* TEXVLM_RESTRICT v, const T* TEXVLM_RESTRICT top, const T* TEXVLM_RESTRICT bottom, A w0, A w1, int n) {
+TEXVLM_HD void lerp_run(A* TEXVLM_RESTRICT v, const T* TEXVLM_RESTRICT top, const T* TEXVLM_RESTRICT bottom,
+                        A w0, A w1, int n) {
   for (int k = 0; k < (N ? N : n); ++k) v[k] = w0 * static_cast<A>(top[k]) + w1 * static_cast<A>(bottom[k]);
 }
 
 // Interleaved columns [n, tile] to planes: out[c * plane + j]. N, C: n and tile where known at compile time.
 template <int N, int C, class A, class T>
-TEXVLM_HD void to_planes(T* TEXVLM_RESTRICT out, const A* TEXVLM_RESTRICT in, int64_t plane, int n, int tile) {
+TEXVLM_HD void to_planes(T* TEXVLM_RESTRICT out, const A* TEXVLM_RESTRICT in, int64_t plane, int n,
+                         int tile) {
   for (int c = 0; c < (C ? C : tile); ++c)
     for (int j = 0; j < (N ? N : n); ++j) out[c * plane + j] = static_cast<T>(in[j * (C ? C : tile) + c]);
 }
 
-// texture -> out [B, N, C, S, S]. CUDA runs operator() for each sample (n counts samples), the host block() for patches.
+// texture -> out [B, N, C, S, S]. CUDA runs operator() for each sample (n counts samples), the host block()
+// for patches.
 template <class T, int C>
 struct ExtractPatches {
   using A = Acc<T>;
@@ -142,14 +152,15 @@ struct ExtractPatches {
     } else {
       const Bilinear<A> coarse = bilinear(p.u, p.v, texture.levels, f.level.l1, grid.address);
       for (int64_t c = c0; c < c1; ++c)
-        o[c * plane()] =
-            static_cast<T>((A(1) - f.level.t) * fetch(texels + c, channels(), fine) + f.level.t * fetch(texels + c, channels(), coarse));
+        o[c * plane()] = static_cast<T>((A(1) - f.level.t) * fetch(texels + c, channels(), fine) +
+                                        f.level.t * fetch(texels + c, channels(), coarse));
     }
     if (reducers.any_mode) nearest(texels, f, p.u, p.v, o, c0, c1);
   }
 
   // Channels with the reducer mode: the nearest texel of the nearest level.
-  TEXVLM_HD void nearest(const T* texels, const PatchFrame<A>& f, A u, A v, T* o, int64_t c0, int64_t c1) const {
+  TEXVLM_HD void nearest(const T* texels, const PatchFrame<A>& f, A u, A v, T* o, int64_t c0,
+                         int64_t c1) const {
     const int level = nearest_level(static_cast<A>(f.level.l0) + f.level.t, grid.levels);
     const int64_t width = texture.levels.width[level];
     const int x = axis_nearest(u, static_cast<int>(width), grid.address);
@@ -177,7 +188,8 @@ struct ExtractPatches {
       }
       if (!reducers.any_mode) continue;
       for (int k = 0; k < samples; ++k)
-        nearest(texture.texel(b, 0, 0, 0), f, grid.u_of(f, k % grid.size), grid.v_of(f, k / grid.size), patch(b, n) + k, 0, channels());
+        nearest(texture.texel(b, 0, 0, 0), f, grid.u_of(f, k % grid.size), grid.v_of(f, k / grid.size),
+                patch(b, n) + k, 0, channels());
     }
   }
 
@@ -251,11 +263,11 @@ struct ExtractPatches {
     }
   }
 
-  // One row of n columns in one level, interleaved [n, tile]: vertically first, then horizontally. Returns where it lies: `sum`, or
-  // the texture itself where nothing is to be computed.
+  // One row of n columns in one level, interleaved [n, tile]: vertically first, then horizontally. Returns
+  // where it lies: `sum`, or the texture itself where nothing is to be computed.
   template <int N>
-  TEXVLM_HD const A* line(const PatchColumns<A>& x, const T* top, const T* bottom, A w0, A w1, bool add, A* TEXVLM_RESTRICT sum, int n,
-                          int tile) const {
+  TEXVLM_HD const A* line(const PatchColumns<A>& x, const T* top, const T* bottom, A w0, A w1, bool add,
+                          A* TEXVLM_RESTRICT sum, int n, int tile) const {
     A v[kPatchSpan * (C ? C : kPatchTile)];
     if (C > 0 && x.unit) {
       const T *t = top + x.first * C, *d = bottom + x.first * C;
@@ -298,13 +310,20 @@ struct PatchGradView {
   const T* data;
   int64_t stride[5];
 
-  TEXVLM_HD const T* at(int64_t b, int64_t n, int i, int j) const { return data + b * stride[0] + n * stride[1] + i * stride[3] + j * stride[4]; }
+  TEXVLM_HD const T* at(int64_t b, int64_t n, int i, int j) const {
+    return data + b * stride[0] + n * stride[1] + i * stride[3] + j * stride[4];
+  }
 };
 
 // What one patch (or, on CUDA, one sample) adds to the gradients of its frame.
 template <class A>
 struct PatchFrameGrad {
   A u, v, lod, axes[4];
+};
+
+template <class A>
+struct PatchSlopes {
+  A x, y, value;
 };
 
 // Adjoint of ExtractPatches. Gradients that are not wanted have null pointers; those that are start as zeros.
@@ -339,7 +358,8 @@ struct ExtractPatchesAdjoint {
       const PatchFrame<A> f = grid.frame(b, n);
       if (!f.usable) continue;
       PatchFrameGrad<A> sum{};
-      for (int j0 = 0; j0 < grid.size; j0 += kPatchColumns) strip(b, n, f, j0, minimum(kPatchColumns, grid.size - j0), sum);
+      for (int j0 = 0; j0 < grid.size; j0 += kPatchColumns)
+        strip(b, n, f, j0, minimum(kPatchColumns, grid.size - j0), sum);
       add(b, n, sum);
     }
   }
@@ -347,7 +367,8 @@ struct ExtractPatchesAdjoint {
   // At an integer LOD the blend has weight 0 but a derivative, from the right.
   TEXVLM_HD bool needs_coarse(const PatchFrame<A>& f) const { return f.level.t != A(0) || lod; }
 
-  TEXVLM_HD void strip(int64_t b, int64_t n, const PatchFrame<A>& f, int j0, int count, PatchFrameGrad<A>& sum) const {
+  TEXVLM_HD void strip(int64_t b, int64_t n, const PatchFrame<A>& f, int j0, int count,
+                       PatchFrameGrad<A>& sum) const {
     const bool both = needs_coarse(f);
     const int coarse = both ? f.level.l1 : f.level.l0;
     const int64_t *width = texture.levels.width, *height = texture.levels.height;
@@ -366,7 +387,8 @@ struct ExtractPatchesAdjoint {
       for (int j = 0; j < count; ++j) {
         const PatchPoint<A> p = grid.point(f, i, j0 + j);
         if (!grid.axes) {
-          one(b, n, f, i, j0 + j, p, joined(x0[j], y0, f.level.l0), joined(x1[j], y1, coarse), 0, channels(), sum);
+          one(b, n, f, i, j0 + j, p, joined(x0[j], y0, f.level.l0), joined(x1[j], y1, coarse), 0, channels(),
+              sum);
         } else if (finite(p.u) && finite(p.v)) {
           one(b, n, f, i, j0 + j, p, bilinear(p.u, p.v, texture.levels, f.level.l0, grid.address),
               bilinear(p.u, p.v, texture.levels, coarse, grid.address), 0, channels(), sum);
@@ -377,40 +399,33 @@ struct ExtractPatchesAdjoint {
 
   TEXVLM_HD Bilinear<A> joined(const AxisLerp<A>& x, const AxisLerp<A>& y, int level) const {
     const int64_t width = texture.levels.width[level];
-    const int64_t top = texture.levels.offset[level] + y.i0 * width, bottom = texture.levels.offset[level] + y.i1 * width;
+    const int64_t top = texture.levels.offset[level] + y.i0 * width,
+                  bottom = texture.levels.offset[level] + y.i1 * width;
     return {top + x.i0, top + x.i1, bottom + x.i0, bottom + x.i1, x, y};
   }
 
   // Sample (i, j) of patch n: channels [c0, c1).
-  TEXVLM_HD void one(int64_t b, int64_t n, const PatchFrame<A>& f, int i, int j, const PatchPoint<A>& p, const Bilinear<A>& fine,
-                     const Bilinear<A>& coarse, int64_t c0, int64_t c1, PatchFrameGrad<A>& sum) const {
+  TEXVLM_HD void one(int64_t b, int64_t n, const PatchFrame<A>& f, int i, int j, const PatchPoint<A>& p,
+                     const Bilinear<A>& fine, const Bilinear<A>& coarse, int64_t c0, int64_t c1,
+                     PatchFrameGrad<A>& sum) const {
     const T* g = grad.at(b, n, i, j);
-    const T* in = texture.texel(b, 0, 0, 0);
-    A* into = texels.data ? texels.texel(b, 0, 0, 0) : nullptr;
-    const bool placed = center || lod || axes, both = needs_coarse(f);
-    const A t = f.level.t, share0 = A(1) - t;
-    A fine_x = 0, fine_y = 0, coarse_x = 0, coarse_y = 0, blend = 0;
-    for (int64_t c = c0; c < c1; ++c) {
-      if (reducers.any_mode && reducers.of(c) == Reducer::mode) continue;
-      const A gc = static_cast<A>(g[c * grad.stride[2]]);
-      if (into) {
-        scatter(into + c, channels(), fine, share0 * gc);
-        if (t != A(0)) scatter(into + c, channels(), coarse, t * gc);
-      }
-      if (!placed) continue;
-      fine_x += gc * fetch_dx(in + c, channels(), fine);
-      fine_y += gc * fetch_dy(in + c, channels(), fine);
-      if (!both) continue;
-      coarse_x += gc * fetch_dx(in + c, channels(), coarse);
-      coarse_y += gc * fetch_dy(in + c, channels(), coarse);
-      blend += gc * (fetch(in + c, channels(), coarse) - fetch(in + c, channels(), fine));
+    const A t = f.level.t, share = A(1) - t;
+    if (texels.data) {
+      A* into = texels.texel(b, 0, 0, 0);
+      spread(into, fine, share, g, c0, c1);
+      if (t != A(0)) spread(into, coarse, t, g, c0, c1);
     }
-    if (!placed) return;
+    if (!center && !lod && !axes) return;
+    const T* in = texture.texel(b, 0, 0, 0);
     const int64_t *width = texture.levels.width, *height = texture.levels.height;
-    A du = share0 * static_cast<A>(width[f.level.l0]) * fine_x, dv = share0 * static_cast<A>(height[f.level.l0]) * fine_y;
-    if (t != A(0)) {
-      du += t * static_cast<A>(width[f.level.l1]) * coarse_x;
-      dv += t * static_cast<A>(height[f.level.l1]) * coarse_y;
+    const PatchSlopes<A> a = slopes(in, fine, g, c0, c1);
+    A du = share * static_cast<A>(width[f.level.l0]) * a.x,
+      dv = share * static_cast<A>(height[f.level.l0]) * a.y, blend = 0;
+    if (needs_coarse(f)) {
+      const PatchSlopes<A> d = slopes(in, coarse, g, c0, c1);
+      du += t * static_cast<A>(width[f.level.l1]) * d.x;
+      dv += t * static_cast<A>(height[f.level.l1]) * d.y;
+      blend = d.value - a.value;
     }
     sum.u += du;
     sum.v += dv;
@@ -420,6 +435,44 @@ struct ExtractPatchesAdjoint {
     sum.axes[1] += dx * p.y;
     sum.axes[2] += dy * p.x;
     sum.axes[3] += dy * p.y;
+  }
+
+  TEXVLM_HD bool skips(int64_t c) const { return reducers.any_mode && reducers.of(c) == Reducer::mode; }
+
+  // Adjoint of a bilinear fetch that counts `share`.
+  TEXVLM_HD void spread(A* into, const Bilinear<A>& q, A share, const T* g, int64_t c0, int64_t c1) const {
+    const A top = q.y.w0 * share, bottom = q.y.w1 * share;
+    const A w00 = top * q.x.w0, w01 = top * q.x.w1, w10 = bottom * q.x.w0, w11 = bottom * q.x.w1;
+    A *t00 = into + q.t00 * channels(), *t01 = into + q.t01 * channels(), *t10 = into + q.t10 * channels(),
+      *t11 = into + q.t11 * channels();
+    for (int64_t c = c0; c < c1; ++c) {
+      if (skips(c)) continue;
+      const A gc = static_cast<A>(g[c * grad.stride[2]]);
+      accumulate(t00 + c, w00 * gc);
+      accumulate(t01 + c, w01 * gc);
+      accumulate(t10 + c, w10 * gc);
+      accumulate(t11 + c, w11 * gc);
+    }
+  }
+
+  // The gradient times the fetch, and times its derivatives by the texel coordinates, summed over channels:
+  // the sums are taken texel by texel, so that the weights come in once.
+  TEXVLM_HD PatchSlopes<A> slopes(const T* in, const Bilinear<A>& q, const T* g, int64_t c0,
+                                  int64_t c1) const {
+    const T *t00 = in + q.t00 * channels(), *t01 = in + q.t01 * channels(), *t10 = in + q.t10 * channels(),
+            *t11 = in + q.t11 * channels();
+    A s00 = 0, s01 = 0, s10 = 0, s11 = 0;
+    for (int64_t c = c0; c < c1; ++c) {
+      if (skips(c)) continue;
+      const A gc = static_cast<A>(g[c * grad.stride[2]]);
+      s00 += gc * static_cast<A>(t00[c]);
+      s01 += gc * static_cast<A>(t01[c]);
+      s10 += gc * static_cast<A>(t10[c]);
+      s11 += gc * static_cast<A>(t11[c]);
+    }
+    const A top = q.x.w0 * s00 + q.x.w1 * s01, bottom = q.x.w0 * s10 + q.x.w1 * s11;
+    return {q.y.w0 * (q.x.d0 * s00 + q.x.d1 * s01) + q.y.w1 * (q.x.d0 * s10 + q.x.d1 * s11),
+            q.y.d0 * top + q.y.d1 * bottom, q.y.w0 * top + q.y.w1 * bottom};
   }
 
   TEXVLM_HD void add(int64_t b, int64_t n, const PatchFrameGrad<A>& sum) const {

@@ -1,0 +1,26 @@
+#include "../math/channels.h"
+
+#include "launch.cuh"
+
+namespace texvlm::cuda {
+
+#define TEXVLM_CHANNEL_TEXELS(S)                          \
+  TEXVLM_TEXELS(ChannelTexels<S>::For<float, 0>);         \
+  TEXVLM_TEXELS(ChannelTexels<S>::For<double, 0>);        \
+  TEXVLM_TEXELS(ChannelTexels<S>::For<Half, 0>);          \
+  TEXVLM_TEXELS(ChannelTexels<S>::For<BFloat16, 0>)
+TEXVLM_CHANNEL_TEXELS(uint8_t);
+TEXVLM_CHANNEL_TEXELS(float);
+TEXVLM_CHANNEL_TEXELS(double);
+#define TEXVLM_PLANES(KIND, F) \
+  KIND(F<float, 0>);           \
+  KIND(F<double, 0>)
+TEXVLM_PLANES(TEXVLM_TEXELS, ContrastPlane);
+TEXVLM_PLANES(TEXVLM_TEXELS, ContrastAdjointSeed);
+TEXVLM_PLANES(TEXVLM_TEXELS, ContrastAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, PassAdjoint);
+TEXVLM_PLANES(TEXVLM_QUERIES, EccentricityAdjoint);
+TEXVLM_PLANES(TEXVLM_QUERIES, FixationAdjoint);
+TEXVLM_PLANES(TEXVLM_QUERIES, EdgeThreshold);
+
+}  // namespace texvlm::cuda

@@ -1,0 +1,36 @@
+#include "../math/salience.h"
+
+#include "launch.cuh"
+
+namespace texvlm::cuda {
+
+#define TEXVLM_PICTURES(F)                     \
+  TEXVLM_TEXELS(F<uint8_t>::For<float, 0>);    \
+  TEXVLM_TEXELS(F<float>::For<float, 0>);      \
+  TEXVLM_TEXELS(F<double>::For<double, 0>)
+#define TEXVLM_PLANES(KIND, F) \
+  KIND(F<float, 0>);           \
+  KIND(F<double, 0>)
+TEXVLM_PICTURES(LumaPlane);
+TEXVLM_PICTURES(SalienceLevel1);
+TEXVLM_PICTURES(SaliencePlanes);
+TEXVLM_TEXELS(PictureAdjoint<float>::For<float, 0>);
+TEXVLM_TEXELS(PictureAdjoint<double>::For<double, 0>);
+TEXVLM_PLANES(TEXVLM_TEXELS, EdgePlane);
+TEXVLM_PLANES(TEXVLM_TEXELS, SobelAdjointSeed);
+TEXVLM_PLANES(TEXVLM_TEXELS, SobelAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, MotionAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, LabTexels);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceMaps);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceMapsAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceTexelAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceSum);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceSumAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, OverMaximum);
+TEXVLM_PLANES(TEXVLM_TEXELS, OverMaximumAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, EnlargePlaneAdjoint);
+TEXVLM_PLANES(TEXVLM_QUERIES, RowStats);
+TEXVLM_PLANES(TEXVLM_QUERIES, PlaneStats);
+TEXVLM_FOR_TEXEL_TYPES(TEXVLM_TEXELS, EnlargePlane);
+
+}  // namespace texvlm::cuda

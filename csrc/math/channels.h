@@ -1,0 +1,398 @@
+// The channels that are a formula of the picture, and level 0 of the texture that holds them.
+//
+// What reads a neighbourhood goes through planes [B, H, W] (luma, edge, contrast-normalised luma, distance to an edge) or a small map
+// (saliency); then each texel is written once, with all the channels that are asked for. Adjoints are in gather form: no atomics.
+#pragma once
+
+#include "salience.h"
+
+namespace texvlm {
+
+constexpr int kRadius = 4, kWindow = 2 * kRadius + 1;  // contrast is normalised over a box of 9 x 9
+constexpr double kContrastEps = 0.02;                  // added to the local standard deviation
+constexpr double kContrastScale = 2 * kEdgeScale;
+constexpr double kEdgeThreshold = 2;                   // an edge pixel is above this many times the picture's mean edge
+constexpr int kChannels = 40, kMaxChannels = 64;
+
+enum Channel : int8_t {
+  kRed = 0, kGreen = 1, kBlue = 2, kEdge = 3, kContrastEdge = 4, kHighPass = 5, kLowPass = 6, kMotion = 7, kSaliency = 8,
+  kX = 9, kY = 10, kEccentricity = 11, kEdgeDistance = 34,
+};
+
+struct ChannelList {
+  int count;
+  int8_t id[kMaxChannels];
+};
+
+// ---- local contrast ----
+
+template <class A>
+struct LocalMoments {
+  A mean, deviation;
+};
+
+// Mean and standard deviation over the box, from those of its columns: sum (v - mean)^2 = sum over columns of (their own sum of squared
+// differences + 9 (column mean - mean)^2). Nothing large is subtracted (T. Chan, G. Golub and R. LeVeque, 1979).
+template <class A>
+struct BoxRows {
+  const A* row[kWindow];
+};
+template <class A>
+TEXVLM_HD BoxRows<A> box_rows(const A* plane, int64_t b, int64_t y, int64_t height, int64_t width) {
+  BoxRows<A> r;
+  for (int i = 0; i < kWindow; ++i) r.row[i] = plane + (b * height + clamp<int64_t>(y + i - kRadius, 0, height - 1)) * width;
+  return r;
+}
+template <class A>
+TEXVLM_HD void column_moments(const BoxRows<A>& r, int64_t x, A& mean, A& squares) {
+  A sum = 0;
+  for (int i = 0; i < kWindow; ++i) sum += r.row[i][x];
+  mean = sum * (A(1) / kWindow);
+  squares = 0;
+  for (int i = 0; i < kWindow; ++i) squares += (r.row[i][x] - mean) * (r.row[i][x] - mean);
+}
+template <class A>
+TEXVLM_HD LocalMoments<A> box_moments(const A* means, const A* squares) {  // of kWindow columns
+  A sum = 0, inner = 0, outer = 0;
+  for (int i = 0; i < kWindow; ++i) sum += means[i];
+  const A mean = sum * (A(1) / kWindow);
+  for (int i = 0; i < kWindow; ++i) {
+    inner += squares[i];
+    outer += (means[i] - mean) * (means[i] - mean);
+  }
+  return {mean, std::sqrt((inner + A(kWindow) * outer) * (A(1) / (kWindow * kWindow)))};
+}
+template <class A>
+TEXVLM_HD LocalMoments<A> moments_at(const A* plane, int64_t b, int64_t y, int64_t x, int64_t height, int64_t width) {
+  const BoxRows<A> r = box_rows(plane, b, y, height, width);
+  A means[kWindow], squares[kWindow];
+  for (int i = 0; i < kWindow; ++i) column_moments(r, clamp<int64_t>(x + i - kRadius, 0, width - 1), means[i], squares[i]);
+  return box_moments(means, squares);
+}
+
+// (luma - local mean) / (local standard deviation + eps)
+template <class T, int C>
+struct ContrastPlane {
+  const T* luma;
+  T* out;
+  int64_t height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const LocalMoments<T> m = moments_at(luma, b, y, x, height, width);
+    const int64_t at = (b * height + y) * width + x;
+    out[at] = (luma[at] - m.mean) / (m.deviation + T(kContrastEps));
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const BoxRows<T> r = box_rows(luma, b, y, height, width);
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      T means[kRun + 2 * kRadius], squares[kRun + 2 * kRadius];  // [j] is column x - kRadius + j
+      const int first = static_cast<int>(maximum<int64_t>(0, kRadius - x));
+      const int last = static_cast<int>(minimum<int64_t>(n + 2 * kRadius, width - x + kRadius));
+      for (int j = first; j < last; ++j) column_moments(r, x - kRadius + j, means[j], squares[j]);
+      for (int j = 0; j < first; ++j) means[j] = means[first], squares[j] = squares[first];
+      for (int j = last; j < n + 2 * kRadius; ++j) means[j] = means[last - 1], squares[j] = squares[last - 1];
+      const int64_t at = (b * height + y) * width + x;
+      for (int j = 0; j < n; ++j) {
+        const LocalMoments<T> m = box_moments(means + j, squares + j);
+        out[at + j] = (luma[at + j] - m.mean) / (m.deviation + T(kContrastEps));
+      }
+    }
+  }
+};
+
+// Adjoint, first half: what mean and variance of each pixel's box receive; the pixel's own share is added to `to_luma`.
+template <class T, int C>
+struct ContrastAdjointSeed {
+  const T *luma, *grad;
+  T *mean, *to_mean, *to_variance, *to_luma;
+  int64_t height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const LocalMoments<T> m = moments_at(luma, b, y, x, height, width);
+    const int64_t at = (b * height + y) * width + x;
+    const T spread = m.deviation + T(kContrastEps), direct = grad[at] / spread;
+    mean[at] = m.mean;
+    to_mean[at] = -direct;
+    to_variance[at] = m.deviation > T(0) ? -direct * (luma[at] - m.mean) / (spread * T(2) * m.deviation) : T(0);
+    to_luma[at] += direct;
+  }
+};
+
+// Second half: what each pixel receives from the boxes that it is in.
+template <class T, int C>
+struct ContrastAdjoint {
+  const T *luma, *mean, *to_mean, *to_variance;
+  T* to_luma;
+  int64_t height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const T ones[kWindow] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const AxisAdjoint<T, kRadius> ay = axis_adjoint<kRadius>(y, height, ones), ax = axis_adjoint<kRadius>(x, width, ones);
+    const int64_t here = (b * height + y) * width + x;
+    T sum = 0;
+    for (int i = 0; i < ay.count; ++i)
+      for (int j = 0; j < ax.count; ++j) {
+        const int64_t at = (b * height + ay.first + i) * width + ax.first + j;
+        sum += ay.weight[i] * ax.weight[j] * (to_mean[at] + T(2) * to_variance[at] * (luma[here] - mean[at]));
+      }
+    to_luma[here] += sum / T(kWindow * kWindow);
+  }
+};
+
+// ---- low and high pass ----
+
+constexpr double kBinomial[5] = {1.0 / 16, 4.0 / 16, 6.0 / 16, 4.0 / 16, 1.0 / 16};
+
+template <class A>
+struct Rows5 {
+  const A* row[5];
+};
+template <class A>
+TEXVLM_HD Rows5<A> rows5(const A* plane, int64_t b, int64_t y, int64_t height, int64_t width) {
+  Rows5<A> r;
+  for (int i = 0; i < 5; ++i) r.row[i] = plane + (b * height + clamp<int64_t>(y + i - 2, 0, height - 1)) * width;
+  return r;
+}
+template <class A>
+TEXVLM_HD A binomial(A a, A b, A c, A d, A e) {
+  return A(kBinomial[0]) * a + A(kBinomial[1]) * b + A(kBinomial[2]) * c + A(kBinomial[3]) * d + A(kBinomial[4]) * e;
+}
+template <class A>
+TEXVLM_HD A low_pass_at(const A* plane, int64_t b, int64_t y, int64_t x, int64_t height, int64_t width) {
+  const Rows5<A> r = rows5(plane, b, y, height, width);
+  A column[5];
+  for (int i = 0; i < 5; ++i) {
+    const int64_t at = clamp<int64_t>(x + i - 2, 0, width - 1);
+    column[i] = binomial(r.row[0][at], r.row[1][at], r.row[2][at], r.row[3][at], r.row[4][at]);
+  }
+  return binomial(column[0], column[1], column[2], column[3], column[4]);
+}
+template <class A>
+TEXVLM_HD void low_pass_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT out) {
+  const Rows5<A> r = rows5(plane, b, y, height, width);
+  A column[kRun + 4];  // [j] is column x - 2 + j
+  const int first = static_cast<int>(maximum<int64_t>(0, 2 - x)), last = static_cast<int>(minimum<int64_t>(n + 4, width - x + 2));
+  const A *TEXVLM_RESTRICT p = r.row[0] + x - 2, *TEXVLM_RESTRICT q = r.row[1] + x - 2, *TEXVLM_RESTRICT s = r.row[2] + x - 2;
+  const A *TEXVLM_RESTRICT t = r.row[3] + x - 2, *TEXVLM_RESTRICT u = r.row[4] + x - 2;
+  for (int j = first; j < last; ++j) column[j] = binomial(p[j], q[j], s[j], t[j], u[j]);
+  for (int j = 0; j < first; ++j) column[j] = column[first];
+  for (int j = last; j < n + 4; ++j) column[j] = column[last - 1];
+  for (int j = 0; j < n; ++j) out[j] = binomial(column[j], column[j + 1], column[j + 2], column[j + 3], column[j + 4]);
+}
+
+// Adjoint of low pass and of luma - low pass, added to the gradient of luma.
+template <class T, int C>
+struct PassAdjoint {
+  ImageView<const T> high, low;  // channel 0; data is null where there is no gradient
+  T* to_luma;
+  int64_t height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const T kernel[5] = {T(kBinomial[0]), T(kBinomial[1]), T(kBinomial[2]), T(kBinomial[3]), T(kBinomial[4])};
+    const AxisAdjoint<T, 2> ay = axis_adjoint<2>(y, height, kernel), ax = axis_adjoint<2>(x, width, kernel);
+    T sum = high.data ? high.at(b, 0, y, x) : T(0);
+    for (int i = 0; i < ay.count; ++i)
+      for (int j = 0; j < ax.count; ++j) {
+        const int64_t v = ay.first + i, u = ax.first + j;
+        const T g = (low.data ? low.at(b, 0, v, u) : T(0)) - (high.data ? high.at(b, 0, v, u) : T(0));
+        sum += ay.weight[i] * ax.weight[j] * g;
+      }
+    to_luma[(b * height + y) * width + x] += sum;
+  }
+};
+
+// ---- eccentricity ----
+
+// A fixation in pixels, and the distance of the farthest corner (of equally far ones the right and the lower one). One that is not finite
+// gives 0 and has gradient 0.
+template <class A>
+struct Fixation {
+  A x, y, far_x, far_y, far, sign_x, sign_y;
+  bool is_finite;
+};
+template <class A>
+TEXVLM_HD Fixation<A> fixation_of(const A* uv, int64_t b, int64_t height, int64_t width) {
+  const A u = uv ? uv[2 * b] : A(0.5), v = uv ? uv[2 * b + 1] : A(0.5), w = static_cast<A>(width), h = static_cast<A>(height);
+  Fixation<A> f;
+  f.is_finite = finite(u) && finite(v);
+  f.x = (f.is_finite ? u : A(0.5)) * w;
+  f.y = (f.is_finite ? v : A(0.5)) * h;
+  f.sign_x = w - f.x >= f.x ? A(-1) : A(1);
+  f.sign_y = h - f.y >= f.y ? A(-1) : A(1);
+  f.far_x = f.sign_x < A(0) ? w - f.x : f.x;
+  f.far_y = f.sign_y < A(0) ? h - f.y : f.y;
+  f.far = std::sqrt(f.far_x * f.far_x + f.far_y * f.far_y);
+  return f;
+}
+template <class A>
+TEXVLM_HD A eccentricity_at(const Fixation<A>& f, int64_t y, int64_t x) {
+  const A dx = static_cast<A>(x) + A(0.5) - f.x, dy = static_cast<A>(y) + A(0.5) - f.y;
+  return f.is_finite ? std::sqrt(dx * dx + dy * dy) / f.far : A(0);
+}
+
+// Adjoint, item n: row n's share of the gradient of the fixation in pixels, out [B, H, 2].
+template <class T, int C>
+struct EccentricityAdjoint {
+  ImageView<const T> grad;  // channel 0
+  const T* uv;
+  double* out;
+  int64_t height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+    const Fixation<T> f = fixation_of(uv, b, height, width);
+    double sum_x = 0, sum_y = 0;
+    for (int64_t x = 0; f.is_finite && x < width; ++x) {
+      const T dx = static_cast<T>(x) + T(0.5) - f.x, dy = static_cast<T>(n) + T(0.5) - f.y;
+      const T d = std::sqrt(dx * dx + dy * dy), g = grad.at(b, 0, n, x), toward = d > T(0) ? g / (d * f.far) : T(0);
+      const T shrink = g * d / (f.far * f.far * f.far);
+      sum_x -= static_cast<double>(toward * dx + shrink * f.far_x * f.sign_x);
+      sum_y -= static_cast<double>(toward * dy + shrink * f.far_y * f.sign_y);
+    }
+    out[(b * height + n) * 2] = sum_x;
+    out[(b * height + n) * 2 + 1] = sum_y;
+  }
+};
+
+// Item n: coordinate n of each picture's fixation, from the rows.
+template <class T, int C>
+struct FixationAdjoint {
+  const double* rows;  // [B, H, 2]
+  T* out;              // [B, 2]
+  int64_t height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+    double sum = 0;
+    for (int64_t y = 0; y < height; ++y) sum += rows[(b * height + y) * 2 + n];
+    out[b * 2 + n] = static_cast<T>(sum * static_cast<double>(n ? height : width));
+  }
+};
+
+// ---- the threshold of the distance ----
+
+// Item 0: kEdgeThreshold times the mean of the edges of each picture, from the sums of its rows.
+template <class T, int C>
+struct EdgeThreshold {
+  const MapStats<T>* rows;  // [B, H]
+  double* out;
+  int64_t height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
+    double sum = 0;
+    for (int64_t y = 0; y < height; ++y) sum += rows[b * height + y].sum;
+    out[b] = kEdgeThreshold * (sum / static_cast<double>(height * width));
+  }
+};
+
+// ---- level 0 ----
+
+template <class A>
+struct ChannelPlanes {
+  const A *luma, *edge, *contrast, *distance;  // null where no channel needs it
+  Enlarged<A> salience;
+  const A* fixation;  // [B, 2] uv, or null
+};
+
+template <class S>
+struct ChannelTexels {
+  template <class T, int C>
+  struct For {
+    using A = Acc<S>;
+    ImageView<const S> image, previous;
+    ChannelPlanes<A> planes;
+    ChannelList list;
+    TextureView<T> texture;
+
+    TEXVLM_HD A value(int id, int64_t b, int64_t y, int64_t x) const {
+      const int64_t height = texture.levels.height[0], width = texture.levels.width[0], at = (b * height + y) * width + x;
+      switch (id) {
+        case kRed: case kGreen: case kBlue: return pixel<A>(image.at(b, id, y, x));
+        case kEdge: return planes.edge[at];
+        case kContrastEdge: {
+          const Gradient<A> g = sobel_at(planes.contrast, b, y, x, height, width);
+          return minimum(std::sqrt(g.x * g.x + g.y * g.y) / A(kContrastScale), A(1));
+        }
+        case kHighPass: return planes.luma[at] - low_pass_at(planes.luma, b, y, x, height, width);
+        case kLowPass: return low_pass_at(planes.luma, b, y, x, height, width);
+        case kMotion: return previous.data ? std::abs(planes.luma[at] - luma_at<A>(previous, b, y, x)) : A(0);
+        case kSaliency: return planes.salience.at(b, y, x);
+        case kX: return (static_cast<A>(x) + A(0.5)) / static_cast<A>(width);
+        case kY: return (static_cast<A>(y) + A(0.5)) / static_cast<A>(height);
+        case kEccentricity: return eccentricity_at(fixation_of(planes.fixation, b, height, width), y, x);
+        case kEdgeDistance: return planes.distance[at];
+        default: return A(0);
+      }
+    }
+
+    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
+      T* out = texture.texel(b, 0, y, x);
+      for (int64_t c = c0; c < c1; ++c) out[c] = static_cast<T>(value(list.id[c], b, y, x));
+    }
+
+    TEXVLM_HD void fill(int id, int64_t b, int64_t y, int64_t x, int n, const A* TEXVLM_RESTRICT low, const Fixation<A>& fixation,
+                        A* TEXVLM_RESTRICT out) const {
+      const int64_t height = texture.levels.height[0], width = texture.levels.width[0], at = (b * height + y) * width + x;
+      const auto copy = [&](const A* TEXVLM_RESTRICT from) {
+        for (int j = 0; j < n; ++j) out[j] = from[j];
+      };
+      switch (id) {
+        case kRed: case kGreen: case kBlue: {
+          const S* TEXVLM_RESTRICT p = &image.at(b, id, y, x);
+          if (image.stride_x == 1) {
+            for (int j = 0; j < n; ++j) out[j] = pixel<A>(p[j]);
+          } else {
+            for (int j = 0; j < n; ++j) out[j] = pixel<A>(p[j * image.stride_x]);
+          }
+          return;
+        }
+        case kEdge: return copy(planes.edge + at);
+        case kContrastEdge:
+          sobel_run(planes.contrast, b, y, x, n, height, width, out);
+          for (int j = 0; j < n; ++j) out[j] = minimum(out[j] / A(kContrastScale), A(1));
+          return;
+        case kHighPass:
+          for (int j = 0; j < n; ++j) out[j] = planes.luma[at + j] - low[j];
+          return;
+        case kLowPass: return copy(low);
+        case kMotion:
+          if (previous.data) {
+            luma_run(previous, b, y, x, n, out);
+            for (int j = 0; j < n; ++j) out[j] = std::abs(planes.luma[at + j] - out[j]);
+            return;
+          }
+          break;
+        case kSaliency: return planes.salience.run(b, y, x, n, out);
+        case kX:
+          for (int j = 0; j < n; ++j) out[j] = (static_cast<A>(static_cast<int>(x) + j) + A(0.5)) / static_cast<A>(width);
+          return;
+        case kY:
+          for (int j = 0; j < n; ++j) out[j] = (static_cast<A>(y) + A(0.5)) / static_cast<A>(height);
+          return;
+        case kEccentricity:
+          for (int j = 0; j < n; ++j) out[j] = eccentricity_at(fixation, y, static_cast<int>(x) + j);
+          return;
+        case kEdgeDistance: return copy(planes.distance + at);
+        default: break;
+      }
+      for (int j = 0; j < n; ++j) out[j] = A(0);
+    }
+
+    TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+      const int64_t height = texture.levels.height[0], width = texture.levels.width[0], channels = list.count;
+      const Fixation<A> fixation = fixation_of(planes.fixation, b, height, width);
+      bool wants_low = false;
+      for (int c = 0; c < list.count; ++c) wants_low = wants_low || list.id[c] == kHighPass || list.id[c] == kLowPass;
+      A v[kMaxChannels][kRun], low[kRun];
+      for (int64_t x = x0; x < x1; x += kRun) {
+        const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+        if (wants_low) low_pass_run(planes.luma, b, y, x, n, height, width, low);
+        for (int c = 0; c < list.count; ++c) fill(list.id[c], b, y, x, n, low, fixation, v[c]);
+        T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, x);
+        for (int j = 0; j < n; ++j)
+          for (int64_t c = 0; c < channels; ++c) out[j * channels + c] = static_cast<T>(v[c][j]);
+      }
+    }
+  };
+};
+
+}  // namespace texvlm

@@ -1,0 +1,90 @@
+import torch
+
+import texvlm
+from cases import Bad, Case, coords, rand
+
+MINIMAL = [*range(12), 34]
+
+
+def picture(h, w, channels, batch=2, levels=None, moving=False, fixed=False):
+    def make(dtype, g):
+        count = texvlm.level_count(h, w) if levels is None else levels
+        image = rand(g, batch, 3, h, w, dtype=dtype)
+        previous = rand(g, batch, 3, h, w, dtype=dtype) if moving else None
+        fixation = rand(g, batch, 2, dtype=coords(dtype)) if fixed else None
+        return image, channels, count, None, previous, fixation
+
+    return make
+
+
+def strided(dtype, g):
+    return rand(g, 2, 9, 26, 3, dtype=dtype).permute(0, 3, 1, 2)[..., ::2], MINIMAL, 4
+
+
+def uint8(dtype, g):
+    image, previous = ((rand(g, 2, 3, 10, 17) * 255).to(torch.uint8) for _ in range(2))
+    return image, MINIMAL, 5, dtype, previous
+
+
+def stored(dtype, g):
+    return rand(g, 1, 3, 11, 9), MINIMAL, 4, dtype
+
+
+def not_finite(dtype, g):
+    image = rand(g, 1, 3, 9, 12, dtype=dtype)
+    image[0, 1, 3, 4], image[0, 0, 7, 7], image[0, 2, 0, 0] = float("nan"), float("inf"), -float("inf")
+    return image, MINIMAL, 4, None, image.clone(), torch.tensor([[float("nan"), 0.5]], dtype=coords(dtype))
+
+
+def flat(dtype, g):
+    return torch.full((1, 3, 9, 12), 0.25, dtype=dtype), MINIMAL, 4
+
+
+CASES = [
+    Case("build_channels", "minimal-9x12", picture(9, 12, MINIMAL, moving=True, fixed=True), grads=(0, 4, 5), atol=1e-5, inductor=True),
+    Case("build_channels", "minimal-12x10", picture(12, 10, MINIMAL), grads=(0,), atol=1e-5),
+    Case("build_channels", "minimal-33x70", picture(33, 70, MINIMAL, moving=True), atol=1e-5),
+    Case("build_channels", "minimal-128x140", picture(128, 140, MINIMAL, moving=True, fixed=True), atol=1e-5),
+    Case("build_channels", "minimal-1x11", picture(1, 11, MINIMAL, moving=True), grads=(0, 4), atol=1e-5),
+    Case("build_channels", "minimal-10x1", picture(10, 1, MINIMAL), grads=(0,), atol=1e-5),
+    Case("build_channels", "minimal-1x1", picture(1, 1, MINIMAL), atol=1e-5),
+    *(
+        Case("build_channels", f"{name}-7x9", picture(7, 9, channels, moving=True, fixed=True), grads=grads, atol=2e-5)
+        for name, channels, grads in [
+            ("colours", [2, 0], (0,)),
+            ("edge", [3], (0,)),
+            ("contrast", [4], (0,)),
+            ("passes", [6, 5], (0,)),
+            ("high", [5], (0,)),
+            ("motion", [7], (0, 4)),
+            ("saliency", [8], (0, 4)),
+            ("eccentricity", [11], (5,)),
+            ("select", [0, 1, 2, 3, 8], (0, 4)),
+        ]
+    ),
+    Case("build_channels", "no-gradient", picture(7, 9, [34, 9, 10])),
+    Case("build_channels", "two-levels", picture(8, 6, [3, 0, 34], levels=2), grads=(0,)),
+    Case("build_channels", "one-level", picture(8, 6, [4, 6], levels=1), grads=(0,)),
+    Case("build_channels", "strided", strided, grads=(0,), atol=1e-5),
+    Case("build_channels", "uint8", uint8, atol=1e-5),
+    Case("build_channels", "stored", stored, atol=1e-5),
+    Case("build_channels", "not-finite", not_finite, grads=(), atol=1e-5),
+    Case("build_channels", "flat", flat, atol=1e-5),
+    Case("build_channels", "empty-batch", picture(8, 8, MINIMAL, batch=0)),
+]
+
+image = torch.rand(1, 3, 8, 8)
+BAD = [
+    Bad("build_channels", "grey", lambda: (torch.rand(1, 1, 8, 8), [0], 1), r"image must be \[B, 3, H, W\].*got \[1, 1, 8, 8\]"),
+    Bad("build_channels", "dtype", lambda: (image.int(), [0], 1), "image must be float32.*got Int"),
+    Bad("build_channels", "unknown", lambda: (image, [0, 40], 1), "channels must be distinct indices from 0 to 39"),
+    Bad("build_channels", "negative", lambda: (image, [-1], 1), "channels must be distinct indices from 0 to 39"),
+    Bad("build_channels", "twice", lambda: (image, [3, 3], 1), "channels must be distinct"),
+    Bad("build_channels", "none", lambda: (image, [], 1), "channels must be 1 to 64 indices"),
+    Bad("build_channels", "levels", lambda: (image, [0], 5), "levels must be from 1 to 4.*got 5"),
+    Bad("build_channels", "texels", lambda: (image, [0], 1, torch.int32), "dtype must be float32"),
+    Bad("build_channels", "previous", lambda: (image, [7], 1, None, torch.rand(2, 3, 8, 8)), "previous must be of the shape of image"),
+    Bad("build_channels", "fixation", lambda: (image, [11], 1, None, None, torch.rand(2, 2)), r"fixation must be \[B, 2\] = \[1, 2\]"),
+    Bad("build_channels", "fixation-dtype", lambda: (image, [11], 1, None, None, torch.rand(1, 2).half()), "fixation must be Float"),
+    Bad("build_channels", "fixation-double", lambda: (image.double(), [11], 1, None, None, torch.rand(1, 2)), "fixation must be Double"),
+]

@@ -1,0 +1,80 @@
+"""Stem `salience`: what stands out in a picture, from the mips of its colours, edges and motion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from texvlm._ext import acc_dtype, fake, ops
+from texvlm.texture import as_image
+
+if TYPE_CHECKING:
+    from texvlm.texture import ImageLike
+
+
+def as_rgb(image: ImageLike) -> Tensor:
+    """A picture as [B, 3, H, W] without copying: grey (one channel) is repeated, alpha (a fourth) is dropped."""
+    picture = as_image(image)
+    if picture.shape[1] not in (1, 3, 4):
+        raise ValueError(f"image must be grey, RGB or RGBA (1, 3 or 4 channels), got {picture.shape[1]} channels")
+    return picture.expand(-1, 3, -1, -1) if picture.shape[1] == 1 else picture[:, :3]
+
+
+def as_previous(previous: ImageLike | None, image: Tensor) -> Tensor | None:
+    """The previous picture like `image`: RGB, of its shape, dtype and device, so that their lumas can be compared."""
+    if previous is None:
+        return None
+    other = as_rgb(previous)
+    if other.shape[0] == 1 and image.shape[0] > 1:
+        other = other.expand(image.shape[0], -1, -1, -1)
+    if other.shape != image.shape:
+        raise ValueError(f"previous must have the shape of image, {list(image.shape)}, got {list(other.shape)}")
+    if other.dtype != image.dtype:
+        raise ValueError(f"previous must have the dtype of image, {image.dtype}, got {other.dtype}")
+    return other
+
+
+def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
+    """Bottom-up saliency: where colours, edges and motion differ from their surroundings, rare peaks promoted. No centre prior.
+
+    Differences of mip levels c in {2, 3} and c + {2, 3} of lightness, of (a, b) in CIE L*a*b*, of the Sobel magnitude of luma and of
+    the change against `previous`. Each of the four maps is divided by its maximum and weighted by (1 - mean)^2; their sum is
+    divided by its maximum and enlarged bilinearly from level 2. A map whose maximum is below 1e-4 is flat and counts as zero.
+
+    Args:
+        image: see `Texture`; grey pictures are repeated to RGB, alpha is dropped. sRGB values in [0, 1] (uint8 is divided by 255);
+            values that are not finite count as 0.
+        previous: the picture before it, of the same shape and dtype; without it the motion map is zero.
+
+    Returns:
+        [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8); all zeros where nothing stands out, which includes pictures
+        of fewer than 8 pixels a side. Differentiable in both pictures: |x| and sqrt have gradient 0 at 0, a maximum passes its
+        gradient to the first maximal place, row-major. Second derivatives raise.
+
+    Source: Itti, Koch and Niebur, "A model of saliency-based visual attention for rapid scene analysis" (1998).
+
+    Example:
+        >>> import torch, texvlm
+        >>> picture = torch.zeros(3, 64, 64)
+        >>> picture[0, 40:48, 16:24] = 1
+        >>> divmod(texvlm.saliency(picture).argmax().item(), 64)[0] in range(36, 52)
+        True
+    """
+    picture = as_rgb(image)
+    return ops.saliency(picture, as_previous(previous, picture))
+
+
+@fake("saliency")
+def _(image: Tensor, previous: Tensor | None = None) -> Tensor:
+    batch, _, height, width = image.shape
+    return image.new_empty((batch, height, width), dtype=torch.float32 if image.dtype == torch.uint8 else image.dtype)
+
+
+@fake("saliency_backward")
+def _(grad: Tensor, image: Tensor, mask: list[bool], previous: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+    def like(picture: Tensor | None, wanted: bool) -> Tensor | None:
+        return picture.new_empty(picture.shape, dtype=acc_dtype(picture.dtype)) if wanted and picture is not None else None
+
+    return like(image, mask[0]), like(previous, mask[1])
