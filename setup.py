@@ -70,7 +70,18 @@ def extension() -> object:
     )
     # No contraction into fused multiply-adds: integers that arithmetic decides (bins, ranks, labels) then agree on all machines.
     # -fopenmp at compile time only: the OpenMP symbols then resolve to the runtime that torch itself has loaded, so there is one pool of threads.
-    cxx = ["-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
+    cxx = [
+        "-O3",
+        "-fopenmp",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fvisibility=hidden",
+        "-g0",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        "-Wno-psabi",
+    ]
     link: list[str] = []
     define: list[tuple[str, str | None]] = []
     make = cpp_extension.CppExtension
@@ -83,11 +94,17 @@ def extension() -> object:
     compile_args = {"cxx": cxx}
     if home := cuda_home():
         archs = cuda_archs()
-        gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+        gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [
+            f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"
+        ]
         compile_args["nvcc"] = ["-O3", "-fmad=false", "--threads=2", "-Xcompiler=-fvisibility=hidden", *gencode]
         cpp_extension.CUDA_HOME = str(home)  # torch looks for it only when it was built with CUDA itself
         sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "cuda").glob("*.cu"))
-        define += [("TEXVLM_WITH_CUDA", None), ("TEXVLM_CUDA_ARCHS", "+".join(archs)), ("TEXVLM_CUDA_VERSION", cuda_release(home))]
+        define += [
+            ("TEXVLM_WITH_CUDA", None),
+            ("TEXVLM_CUDA_ARCHS", "+".join(archs)),
+            ("TEXVLM_CUDA_VERSION", cuda_release(home)),
+        ]
         if torch.version.cuda is not None:
             make = cpp_extension.CUDAExtension
         else:

@@ -77,9 +77,12 @@ def backward(bench: Bench) -> list[float]:
         def ours(mine=mine, data=data, at=at, weights=weights):
             return torch.autograd.grad(texvlm.sample_lod(mine, at), [data, at], weights)
 
-        calls = {US: ours, "texvlm, uv only": lambda f=ours, d=data, a=at, m=mine, w=weights: torch.autograd.grad(
-            texvlm.sample_lod(m.replace(d.detach()), a), a, w
-        )}
+        calls = {
+            US: ours,
+            "texvlm, uv only": lambda f=ours, d=data, a=at, m=mine, w=weights: torch.autograd.grad(
+                texvlm.sample_lod(m.replace(d.detach()), a), a, w
+            ),
+        }
         for name, picture in ((NCHW, image), (LAST, last)):
             leaf, grid = picture.clone().requires_grad_(), (uv * 2 - 1)[:, None].clone().requires_grad_()
             incoming = weights.transpose(1, 2)[:, :, None].contiguous()

@@ -100,8 +100,14 @@ def test_not_finite_and_huge() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    h=st.integers(1, 40), w=st.integers(1, 40), c=st.sampled_from([1, 3, 4, 6]), n=st.integers(0, 40), most=st.integers(1, 16),
-    address=st.sampled_from(["clamp", "wrap", "mirror", "border"]), seed=st.integers(0, 1 << 30), size=st.sampled_from([0.3, 2.0, 9.0]),
+    h=st.integers(1, 40),
+    w=st.integers(1, 40),
+    c=st.sampled_from([1, 3, 4, 6]),
+    n=st.integers(0, 40),
+    most=st.integers(1, 16),
+    address=st.sampled_from(["clamp", "wrap", "mirror", "border"]),
+    seed=st.integers(0, 1 << 30),
+    size=st.sampled_from([0.3, 2.0, 9.0]),
 )
 def test_random_footprints_equal_the_reference(h, w, c, n, most, address, seed, size) -> None:
     g = torch.Generator().manual_seed(seed)

@@ -17,7 +17,9 @@ ADDRESS_MODES = ("clamp", "wrap", "mirror", "border")
 
 def centres(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """uv of all texel centres, [1, H * W, 2]."""
-    v, u = torch.meshgrid((torch.arange(height, dtype=dtype) + 0.5) / height, (torch.arange(width, dtype=dtype) + 0.5) / width, indexing="ij")
+    v, u = torch.meshgrid(
+        (torch.arange(height, dtype=dtype) + 0.5) / height, (torch.arange(width, dtype=dtype) + 0.5) / width, indexing="ij"
+    )
     return torch.stack([u, v], -1).reshape(1, -1, 2)
 
 
@@ -72,15 +74,23 @@ def test_equals_grid_sample(channels: int, address: str, padding: str) -> None:
         level0 = g_data[:, : 37 * 50].unflatten(1, (37, 50)).permute(0, 3, 1, 2)
         torch.testing.assert_close(level0, g_image, rtol=1e-4, atol=1e-4)
         assert not g_data[:, 37 * 50 :].any()
-        inside = ((uv * torch.tensor([50.0, 37.0]) - 0.5).frac().abs() - 0.5).abs() < 0.499  # rounding may cross the edge of a cell
+        inside = (
+            (uv * torch.tensor([50.0, 37.0]) - 0.5).frac().abs() - 0.5
+        ).abs() < 0.499  # rounding may cross the edge of a cell
         inside = inside.all(-1, keepdim=True).expand_as(uv)
         torch.testing.assert_close(g_mine[inside], g_uv[inside], rtol=1e-3, atol=1e-2)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    h=st.integers(1, 40), w=st.integers(1, 40), c=st.sampled_from([1, 2, 3, 4, 5, 8, 13, 40]), n=st.integers(0, 90),
-    filter=st.sampled_from(FILTERS), address=st.sampled_from(ADDRESS_MODES), seed=st.integers(0, 1 << 30), shared=st.booleans(),
+    h=st.integers(1, 40),
+    w=st.integers(1, 40),
+    c=st.sampled_from([1, 2, 3, 4, 5, 8, 13, 40]),
+    n=st.integers(0, 90),
+    filter=st.sampled_from(FILTERS),
+    address=st.sampled_from(ADDRESS_MODES),
+    seed=st.integers(0, 1 << 30),
+    shared=st.booleans(),
     dtype=st.sampled_from([torch.float64, torch.float32]),
 )
 def test_random_sizes_equal_the_reference(h, w, c, n, filter, address, seed, shared, dtype) -> None:
@@ -91,7 +101,9 @@ def test_random_sizes_equal_the_reference(h, w, c, n, filter, address, seed, sha
     args = (h, w, ["mean"], texture.levels, filter, address)
     leaves = [[t.clone().requires_grad_() for t in (texture.data, uv, lod)] for _ in range(2)]
     out, wanted = torch.ops.texvlm.sample_lod(*leaves[0], *args), reference.sample_lod(*leaves[1], *args)
-    if dtype == torch.float32:  # a place may fall on the other side of an edge of a cell, where the value, not the gradient, is the same
+    if (
+        dtype == torch.float32
+    ):  # a place may fall on the other side of an edge of a cell, where the value, not the gradient, is the same
         if filter != "nearest":
             torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
         return
@@ -149,7 +161,9 @@ def test_parallel_scatter_is_the_serial_one_to_the_bit(filter: str, channels: in
     parts = torch.zeros(texture.data.shape, dtype=torch.float64)
     for n in range(0, 4000, 500):
         rows = slice(n, n + 500)
-        part = torch.ops.texvlm.sample_lod_backward(grad[:, rows], texture.data, uv[:, rows], lod[:, rows], *args, [True, False, False])[0]
+        part = torch.ops.texvlm.sample_lod_backward(
+            grad[:, rows], texture.data, uv[:, rows], lod[:, rows], *args, [True, False, False]
+        )[0]
         parts += part.double()
     tolerance = {torch.float64: 1e-11, torch.float32: 1e-3, torch.float16: 0.5}[dtype]
     torch.testing.assert_close(results[0][0].double(), parts, rtol=tolerance, atol=tolerance)

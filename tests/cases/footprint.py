@@ -40,7 +40,10 @@ def strided(dtype, g):
 
 CASES = [
     Case("sample_grad", "16x16x3", query(16, 16, 3), grads=(0, 1, 2, 3), inductor=True),
-    *(Case("sample_grad", address, query(7, 12, 2, address=address), grads=(0, 1, 2, 3)) for address in ("clamp", "wrap", "mirror", "border")),
+    *(
+        Case("sample_grad", address, query(7, 12, 2, address=address), grads=(0, 1, 2, 3))
+        for address in ("clamp", "wrap", "mirror", "border")
+    ),
     Case("sample_grad", "small", query(9, 8, 1, size=0.4), grads=(0, 1, 2, 3)),
     Case("sample_grad", "large", query(32, 8, 4, size=12.0, anisotropy=3), grads=(0, 1, 2, 3)),
     Case("sample_grad", "isotropic", query(16, 8, 3, anisotropy=1), grads=(0, 1, 2, 3)),
