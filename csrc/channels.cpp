@@ -76,7 +76,7 @@ Request request(const char* op, const Tensor& image, at::IntArrayRef channels, i
 template <class A>
 Tensor contrast_plane(const Picture& picture) {
   Tensor out = new_tensor(picture.luma.sizes(), picture.luma.scalar_type(), picture.luma.device());
-  for_each_pixel<ContrastPlane, A>(out.device(), picture.all(), int64_t{1}, pointer<const A>(picture.luma), pointer<A>(out), picture.height(),
+  for_each_pixel<ContrastPlane, A>(out.device(), picture.all(), Work{}, pointer<const A>(picture.luma), pointer<A>(out), picture.height(),
                                    picture.width());
   return out;
 }
@@ -119,7 +119,7 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
                                   map.defined() ? enlarged<A>(map, height, width) : Enlarged<A>{}, view(r.fixation)};
     dispatch_texel(texel, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      for_each_pixel<ChannelTexels<S>::template For, T>(image.device(), picture.all(), data.size(2), image_view<const S>(picture.image),
+      for_each_pixel<ChannelTexels<S>::template For, T>(image.device(), picture.all(), Work{data.size(2), data.size(2)}, image_view<const S>(picture.image),
                                                         picture_view<S>(picture.previous), planes, r.list, texture_view<T>(data, r.levels));
     });
   });
@@ -140,9 +140,9 @@ void add_contrast_adjoint(const Picture& picture, const Tensor& grad, const Tens
   add_sobel_adjoint(contrast_plane<A>(picture), grad, kContrastScale, true, to_contrast);
   const auto plane = [&] { return new_tensor(picture.luma.sizes(), picture.luma.scalar_type(), device); };
   const Tensor mean = plane(), to_mean = plane(), to_variance = plane();
-  for_each_pixel<ContrastAdjointSeed, A>(device, picture.all(), int64_t{16}, pointer<const A>(picture.luma), pointer<const A>(to_contrast),
+  for_each_pixel<ContrastAdjointSeed, A>(device, picture.all(), Work{1, 16}, pointer<const A>(picture.luma), pointer<const A>(to_contrast),
                                          pointer<A>(mean), pointer<A>(to_mean), pointer<A>(to_variance), pointer<A>(to_luma), height, width);
-  for_each_pixel<ContrastAdjoint, A>(device, picture.all(), int64_t{16}, pointer<const A>(picture.luma), pointer<const A>(mean),
+  for_each_pixel<ContrastAdjoint, A>(device, picture.all(), Work{1, 16}, pointer<const A>(picture.luma), pointer<const A>(mean),
                                      pointer<const A>(to_mean), pointer<const A>(to_variance), pointer<A>(to_luma), height, width);
 }
 
@@ -190,7 +190,7 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
         const auto view = [](const Tensor& g) {
           return g.defined() ? ImageView<const A>{pointer<const A>(g), g.stride(0), 0, g.stride(1), g.stride(2)} : ImageView<const A>{};
         };
-        for_each_pixel<PassAdjoint, A>(image.device(), picture.all(), int64_t{8}, view(incoming(kHighPass)), view(incoming(kLowPass)),
+        for_each_pixel<PassAdjoint, A>(image.device(), picture.all(), Work{1, 8}, view(incoming(kHighPass)), view(incoming(kLowPass)),
                                        pointer<A>(to.luma), height, width);
       }
       if (moves && wants(channels, {kMotion})) add_motion_adjoint(picture, incoming(kMotion), to);

@@ -17,9 +17,9 @@ void run_distance(c10::Device device, int64_t batch, int64_t height, int64_t wid
   const bool small = height < 32768 && width < 32768 && height * height + 2 * width * width < (int64_t{1} << 31);
   const int32_t* const found = rows;
   if (small) {
-    for_each_pixel<NearestInRow<Sink>::template For, int32_t>(device, all, 1, found, height, width, sink);
+    for_each_pixel<NearestInRow<Sink>::template For, int32_t>(device, all, Work{}, found, height, width, sink);
   } else {
-    for_each_pixel<NearestInRow<Sink>::template For, int64_t>(device, all, 1, found, height, width, sink);
+    for_each_pixel<NearestInRow<Sink>::template For, int64_t>(device, all, Work{}, found, height, width, sink);
   }
 }
 

@@ -161,17 +161,23 @@ void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args) {
   });
 }
 
+// What a pixel stands for in for_each_pixel: channels, which CUDA shares out in slices of 4, and about how many values to compute.
+struct Work {
+  int64_t channels = 1, cost = 1;
+};
+
 // f over every pixel of the rectangle, for functors whose channels are not a dense run of texels: only C = 0 is compiled. On the host a
-// row is one call; CUDA gives each thread a pixel and a slice of 4 of the `channels`.
+// row is one call; CUDA gives each thread a pixel and a slice of its channels.
 template <template <class, int> class F, class T, class... A>
-void for_each_pixel(c10::Device device, const Rect& r, int64_t channels, const A&... args) {
+void for_each_pixel(c10::Device device, const Rect& r, const Work& work, const A&... args) {
+  const int64_t channels = work.channels;
   if (r.batch <= 0 || r.y1 <= r.y0 || r.x1 <= r.x0 || channels <= 0) return;
   const F<T, 0> f{args...};
   if (device.is_cuda()) {
     const c10::DeviceGuard guard(device);
     return cuda::launch_texels(f, r.batch, r.y0, r.y1, r.x0, r.x1, channels, current_stream(device));
   }
-  host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
+  host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * work.cost,
                  [&](int64_t begin, int64_t end) { host::texel_rows_any<0, host::kFast<T>>(f, r, channels, begin, end); });
 }
 

@@ -101,7 +101,7 @@ Stages stages(const Picture& picture) {
     using S = typename decltype(tag)::type;
     using A = Acc<S>;
     const auto texture = texture_view<A>(s.pyramid, s.levels);
-    for_each_pixel<SalienceLevel1<S>::template For, A>(device, {batch, 0, s.levels.height[0], 0, s.levels.width[0]}, int64_t{1},
+    for_each_pixel<SalienceLevel1<S>::template For, A>(device, {batch, 0, s.levels.height[0], 0, s.levels.width[0]}, Work{},
                                                        picture_view<S>(picture.image), picture_view<S>(picture.previous),
                                                        pointer<const A>(picture.luma), pointer<const A>(picture.edge), height, width, texture);
   });
@@ -109,15 +109,15 @@ Stages stages(const Picture& picture) {
   dispatch_plane(s.sum, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for (int level = kBase - 1; level < count; ++level) {
-      for_each_pixel<LabTexels, T>(device, {batch, 0, s.levels.height[level], 0, s.levels.width[level]}, int64_t{1},
+      for_each_pixel<LabTexels, T>(device, {batch, 0, s.levels.height[level], 0, s.levels.width[level]}, Work{},
                                    texture_view<T>(s.pyramid, s.levels), level);
     }
     const Rect all{batch, 0, s.h, 0, s.w};
-    for_each_pixel<SalienceMaps, T>(device, all, int64_t{1}, texture_view<const T>(s.pyramid, s.levels), s.slots, pointer<T>(s.maps));
+    for_each_pixel<SalienceMaps, T>(device, all, Work{}, texture_view<const T>(s.pyramid, s.levels), s.slots, pointer<T>(s.maps));
     s.stats = map_stats<T>(s.maps, Tensor(), batch, kMaps, s.h, s.w);
-    for_each_pixel<SalienceSum, T>(device, all, int64_t{1}, pointer<const T>(s.maps), pointer<const MapStats<T>>(s.stats), pointer<T>(s.sum), s.h, s.w);
+    for_each_pixel<SalienceSum, T>(device, all, Work{}, pointer<const T>(s.maps), pointer<const MapStats<T>>(s.stats), pointer<T>(s.sum), s.h, s.w);
     s.sum_stats = map_stats<T>(s.sum, Tensor(), batch, 1, s.h, s.w);
-    for_each_pixel<OverMaximum, T>(device, all, int64_t{1}, pointer<T>(s.sum), pointer<const MapStats<T>>(s.sum_stats), s.h, s.w);
+    for_each_pixel<OverMaximum, T>(device, all, Work{}, pointer<T>(s.sum), pointer<const MapStats<T>>(s.sum_stats), s.h, s.w);
   });
   return s;
 }
@@ -130,7 +130,7 @@ Tensor luma_plane(const Tensor& image) {
   Tensor out = new_tensor({image.size(0), height, width}, arithmetic(image), image.device());
   dispatch_picture(image, [&](auto tag) {
     using S = typename decltype(tag)::type;
-    for_each_pixel<LumaPlane<S>::template For, Acc<S>>(image.device(), {image.size(0), 0, height, 0, width}, int64_t{1},
+    for_each_pixel<LumaPlane<S>::template For, Acc<S>>(image.device(), {image.size(0), 0, height, 0, width}, Work{},
                                                        image_view<const S>(image), pointer<Acc<S>>(out), height, width);
   });
   return out;
@@ -140,7 +140,7 @@ Tensor edge_plane(const Tensor& luma) {
   Tensor out = new_tensor(luma.sizes(), luma.scalar_type(), luma.device());
   dispatch_plane(luma, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<EdgePlane, T>(luma.device(), {luma.size(0), 0, luma.size(1), 0, luma.size(2)}, int64_t{1}, pointer<const T>(luma),
+    for_each_pixel<EdgePlane, T>(luma.device(), {luma.size(0), 0, luma.size(1), 0, luma.size(2)}, Work{}, pointer<const T>(luma),
                                  pointer<T>(out), luma.size(1), luma.size(2));
   });
   return out;
@@ -164,7 +164,7 @@ Tensor salience_map_backward(const Tensor& grad, const Picture& picture) {
     using A = Acc<S>;
     const typename SalienceLevel1<S>::template For<A, 0> from{picture_view<S>(picture.image), picture_view<S>(picture.previous),
                                                               pointer<const A>(picture.luma), pointer<const A>(picture.edge), height, width, {}};
-    for_each_pixel<SaliencePlanes<S>::template For, A>(device, picture.all(), int64_t{1}, from, pointer<A>(planes));
+    for_each_pixel<SaliencePlanes<S>::template For, A>(device, picture.all(), Work{}, from, pointer<A>(planes));
   });
   static const auto generate =
       op_handle<Tensor(const Tensor&, Names, int64_t, std::optional<at::ScalarType>)>("texvlm::generate_mipmaps");
@@ -177,21 +177,21 @@ Tensor salience_map_backward(const Tensor& grad, const Picture& picture) {
     using T = typename decltype(tag)::type;
     using Stats = const MapStats<T>;
     const Tensor to_sum = new_tensor({batch, s.h, s.w}, dtype, device), to_maps = new_tensor({batch, kMaps, s.h, s.w}, dtype, device);
-    for_each_pixel<EnlargePlaneAdjoint, T>(device, base, int64_t{16}, EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w},
+    for_each_pixel<EnlargePlaneAdjoint, T>(device, base, Work{1, 16}, EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w},
                                            pointer<T>(to_sum));
     const Tensor top = map_stats<T>(s.sum, to_sum, batch, 1, s.h, s.w);
-    for_each_pixel<OverMaximumAdjoint, T>(device, base, int64_t{1}, pointer<T>(to_sum), pointer<Stats>(s.sum_stats), pointer<Stats>(top), s.h, s.w);
+    for_each_pixel<OverMaximumAdjoint, T>(device, base, Work{}, pointer<T>(to_sum), pointer<Stats>(s.sum_stats), pointer<Stats>(top), s.h, s.w);
     const Tensor dots = map_stats<T>(s.maps, to_sum, batch, kMaps, s.h, s.w);
     const SalienceSum<T, 0> sum{pointer<const T>(s.maps), pointer<Stats>(s.stats), nullptr, s.h, s.w};
-    for_each_pixel<SalienceSumAdjoint, T>(device, base, int64_t{1}, sum, pointer<const T>(to_sum), pointer<Stats>(dots), pointer<T>(to_maps));
+    for_each_pixel<SalienceSumAdjoint, T>(device, base, Work{}, sum, pointer<const T>(to_sum), pointer<Stats>(dots), pointer<T>(to_maps));
     const Tensor to_features = new_tensor({s.slots, batch, s.h, s.w, kFeatures}, dtype, device);
     const SalienceMaps<T, 0> forward{texture_view<const T>(s.pyramid, s.levels), s.slots, nullptr};
-    for_each_pixel<SalienceMapsAdjoint, T>(device, base, int64_t{1}, forward, pointer<const T>(to_maps), pointer<T>(to_features), batch);
+    for_each_pixel<SalienceMapsAdjoint, T>(device, base, Work{}, forward, pointer<const T>(to_maps), pointer<T>(to_features), batch);
     for (int slot = 0; slot < s.slots; ++slot) {
       const int level = kBase + slot;
       const int64_t h = table.height[level], w = table.width[level];
       const EnlargeAdjoint<T> enlarge{pointer<const T>(to_features) + slot * batch * s.h * s.w * kFeatures, kFeatures, s.h, s.w, h, w};
-      for_each_pixel<SalienceTexelAdjoint, T>(device, {batch, 0, h, 0, w}, int64_t{64}, enlarge, texture_view<const T>(rgb, table),
+      for_each_pixel<SalienceTexelAdjoint, T>(device, {batch, 0, h, 0, w}, Work{1, 64}, enlarge, texture_view<const T>(rgb, table),
                                               texture_view<T>(to_pyramid, table), level);
     }
   });
@@ -204,9 +204,9 @@ void add_sobel_adjoint(const Tensor& plane, const Tensor& grad, double scale, bo
   const Tensor x = new_tensor(plane.sizes(), plane.scalar_type(), plane.device()), y = new_tensor(plane.sizes(), plane.scalar_type(), plane.device());
   dispatch_plane(plane, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<SobelAdjointSeed, T>(plane.device(), all, int64_t{1}, pointer<const T>(plane), plane_view<T>(grad), pointer<T>(x), pointer<T>(y),
+    for_each_pixel<SobelAdjointSeed, T>(plane.device(), all, Work{}, pointer<const T>(plane), plane_view<T>(grad), pointer<T>(x), pointer<T>(y),
                                         height, width, static_cast<T>(scale), clip);
-    for_each_pixel<SobelAdjoint, T>(plane.device(), all, int64_t{1}, pointer<const T>(x), pointer<const T>(y), pointer<T>(out), height, width);
+    for_each_pixel<SobelAdjoint, T>(plane.device(), all, Work{}, pointer<const T>(x), pointer<const T>(y), pointer<T>(out), height, width);
   });
 }
 
@@ -214,7 +214,7 @@ void add_motion_adjoint(const Picture& picture, const Tensor& grad, const PlaneG
   const Tensor previous = luma_plane(picture.previous);
   dispatch_plane(previous, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<MotionAdjoint, T>(previous.device(), picture.all(), int64_t{1}, pointer<const T>(picture.luma), pointer<const T>(previous),
+    for_each_pixel<MotionAdjoint, T>(previous.device(), picture.all(), Work{}, pointer<const T>(picture.luma), pointer<const T>(previous),
                                      plane_view<T>(grad), pointer<T>(to.luma), pointer<T>(to.previous_luma), picture.height(), picture.width());
   });
 }
@@ -229,7 +229,7 @@ Tensor gradient_of(const Tensor& image, const Tensor& luma, const Tensor& rgb, c
     using F = typename PictureAdjoint<T>::template For<T, 0>;
     F f{image_view<const T>(image), luma.defined() ? pointer<const T>(luma) : nullptr, picture_view<T>(rgb), picture_view<T>(salience),
         {at[0], at[1], at[2]}, image_view<T>(out), image.size(2), image.size(3)};
-    for_each_pixel<PictureAdjoint<T>::template For, T>(image.device(), {image.size(0), 0, image.size(2), 0, image.size(3)}, int64_t{3}, f);
+    for_each_pixel<PictureAdjoint<T>::template For, T>(image.device(), {image.size(0), 0, image.size(2), 0, image.size(3)}, Work{1, 3}, f);
   });
   return out;
 }
@@ -266,7 +266,7 @@ Tensor saliency(const Tensor& image, Maybe previous) {
   Tensor out = new_tensor({picture.batch(), picture.height(), picture.width()}, dtype, image.device());
   dispatch_texel(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<EnlargePlane, T>(image.device(), picture.all(), int64_t{1}, enlarged<Acc<T>>(map, picture.height(), picture.width()),
+    for_each_pixel<EnlargePlane, T>(image.device(), picture.all(), Work{}, enlarged<Acc<T>>(map, picture.height(), picture.width()),
                                     pointer<T>(out));
   });
   return out;

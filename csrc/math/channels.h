@@ -142,7 +142,7 @@ struct ContrastAdjoint {
 
 // ---- low and high pass ----
 
-constexpr double kBinomial[5] = {1.0 / 16, 4.0 / 16, 6.0 / 16, 4.0 / 16, 1.0 / 16};
+constexpr double kOuter = 1.0 / 16, kInner = 4.0 / 16, kMiddle = 6.0 / 16;  // binomial weights
 
 template <class A>
 struct Rows5 {
@@ -156,7 +156,7 @@ TEXVLM_HD Rows5<A> rows5(const A* plane, int64_t b, int64_t y, int64_t height, i
 }
 template <class A>
 TEXVLM_HD A binomial(A a, A b, A c, A d, A e) {
-  return A(kBinomial[0]) * a + A(kBinomial[1]) * b + A(kBinomial[2]) * c + A(kBinomial[3]) * d + A(kBinomial[4]) * e;
+  return A(kOuter) * a + A(kInner) * b + A(kMiddle) * c + A(kInner) * d + A(kOuter) * e;
 }
 template <class A>
 TEXVLM_HD A low_pass_at(const A* plane, int64_t b, int64_t y, int64_t x, int64_t height, int64_t width) {
@@ -189,7 +189,7 @@ struct PassAdjoint {
   int64_t height, width;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const T kernel[5] = {T(kBinomial[0]), T(kBinomial[1]), T(kBinomial[2]), T(kBinomial[3]), T(kBinomial[4])};
+    const T kernel[5] = {T(kOuter), T(kInner), T(kMiddle), T(kInner), T(kOuter)};
     const AxisAdjoint<T, 2> ay = axis_adjoint<2>(y, height, kernel), ax = axis_adjoint<2>(x, width, kernel);
     T sum = high.data ? high.at(b, 0, y, x) : T(0);
     for (int i = 0; i < ay.count; ++i)
