@@ -59,7 +59,8 @@ def cuda_archs() -> list[str]:
     if torch.version.cuda is None:
         return ["90"]
     if torch.cuda.is_available():
-        return sorted({"%d%d" % torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}, key=int)
+        capabilities = (torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
+        return sorted({f"{major}{minor}" for major, minor in capabilities}, key=int)
     return ["75", "80", "86", "89", "90", "100", "120"]
 
 
@@ -69,7 +70,8 @@ def extension() -> object:
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
     # No contraction into fused multiply-adds: integers that arithmetic decides (bins, ranks, labels) then agree on all machines.
-    # -fopenmp at compile time only: the OpenMP symbols then resolve to the runtime that torch itself has loaded, so there is one pool of threads.
+    # -fopenmp at compile time only: the OpenMP symbols then resolve to the runtime that torch itself has
+    # loaded, so there is one pool of threads.
     cxx = [
         "-O3",
         "-fopenmp",
@@ -128,6 +130,7 @@ class Build(cpp_extension.BuildExtension):
     """torch's builder, with as many jobs as cores and memory allow (a translation unit takes up to 1.5 GB)."""
 
     def build_extensions(self) -> None:
+        """Builds with MAX_JOBS set."""
         if "MAX_JOBS" not in os.environ:
             pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
             os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))

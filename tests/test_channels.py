@@ -184,9 +184,9 @@ def test_autocast_keeps_the_fixation_usable() -> None:
 
 def test_bad_arguments() -> None:
     image = torch.rand(3, 8, 8)
-    with pytest.raises(ValueError, match="no channel 'sobel'; channels are .*edge_distance"):
+    with pytest.raises(ValueError, match=r"no channel 'sobel'; channels are .*edge_distance"):
         texvlm.build_channels(image, channels=["sobel"])
-    with pytest.raises(ValueError, match="each once"):
+    with pytest.raises(ValueError, match=r"each once"):
         texvlm.build_channels(image, channels=["red", 0])
     with pytest.raises(ValueError, match="indices from 0 to 39, got 40"):
         texvlm.build_channels(image, channels=[40])
