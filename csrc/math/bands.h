@@ -13,7 +13,7 @@ struct Band {
   TEXVLM_HD bool has(int l, int64_t y) const { return level < 0 || (l == level && y >= y0 && y < y1); }
 };
 
-constexpr Band kEverywhere{-1, 0, 0};
+TEXVLM_HD Band everywhere() { return {-1, 0, 0}; }
 
 // Level l is cut into bands of 2^shift[l] rows; they are numbered from start[l].
 struct BandTable {

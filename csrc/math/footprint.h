@@ -234,8 +234,8 @@ struct SampleGradAdjoint {
           if (q.level.l1 != q.level.l0) SampleLodAdjoint<T, C>::add_channel(texels + c, channels, q.far, gc, far);
         }
         if (target) {
-          scatter_corners(target + c, channels, q.near, q.level.l0, kEverywhere, (A(1) - t) * gc);
-          if (t != A(0)) scatter_corners(target + c, channels, q.far, q.level.l1, kEverywhere, t * gc);
+          scatter_corners(target + c, channels, q.near, q.level.l0, everywhere(), (A(1) - t) * gc);
+          if (t != A(0)) scatter_corners(target + c, channels, q.far, q.level.l1, everywhere(), t * gc);
         }
       }
       if (!coordinates) continue;

@@ -59,7 +59,7 @@ struct SampleLodAdjoint {
   Filter filter;
   Address address;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const { one(b, n, c0, c1, kEverywhere, true); }
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const { one(b, n, c0, c1, everywhere(), true); }
 
   // `owner`: whether this band is the one that sees to the query's coordinates.
   TEXVLM_HD void one(int64_t b, int64_t n, int64_t c0, int64_t c1, const Band& band, bool owner) const {
@@ -118,7 +118,7 @@ struct SampleLodAdjoint {
   }
 
 #if defined(TEXVLM_HOST_LOOPS)
-  TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const { run(nullptr, n0, n1, b, kEverywhere); }
+  TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const { run(nullptr, n0, n1, b, everywhere()); }
 
   // The queries with these numbers (b * count + n), restricted to the rows of one band of the texture of picture `picture`.
   TEXVLM_HD void list(const int32_t* ids, int64_t many, int64_t picture, const Band& band) const { run(ids, 0, many, picture, band); }
@@ -133,7 +133,7 @@ struct SampleLodAdjoint {
       }
       return;
     }
-    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, grad_lod != nullptr};
+    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, grad_lod != nullptr, false};
     BlockTaps<A> ring[2];
     int turn = 0;
     for (int64_t i = begin - kBlock; i < end; i += kBlock, turn ^= 1) {
@@ -304,7 +304,7 @@ struct SampleKeys {
 
   // Queries [begin, end) of all pictures.
   void operator()(const BandTable& bands, int64_t begin, int64_t end, int32_t* out) const {
-    const Placing placing{level_sizes(levels), filter, address, 1, false};
+    const Placing placing{level_sizes(levels), filter, address, 1, false, true};
     const int width = slots();
     BlockTaps<A> taps;
     for (int64_t q = begin; q < end;) {
