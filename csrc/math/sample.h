@@ -110,7 +110,7 @@ struct SampleLod {
       for (int64_t n = n0; n < n1; ++n) slowly(b, n);
       return;
     }
-    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, false};
+    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, false, false};
     BlockTaps<A> ring[2];
     int turn = 0;
     for (int64_t n = n0 - kBlock; n < n1; n += kBlock, turn ^= 1) {

@@ -92,7 +92,13 @@ struct SampleLodAdjoint {
         if (blended) scatter_corners(target + c, channels, q.far, q.level.l1, band, q.level.t * gc);
       }
     }
-    if (coordinates) add_coordinates(b, n, q.level, near, far);
+    if (!coordinates) return;
+    const int64_t at = b * count + n;
+    if (grad_uv) {
+      accumulate(grad_uv + 2 * at, d_u(q.level, near, far));
+      accumulate(grad_uv + 2 * at + 1, d_v(q.level, near, far));
+    }
+    if (slope) accumulate(grad_lod + at, far.value - near.value);
   }
 
   TEXVLM_HD static void add_channel(const T* texels, int64_t channels, const Bilinear<A>& q, A g, LevelSums<A>& sums) {
@@ -102,19 +108,14 @@ struct SampleLodAdjoint {
     sums.dy += g * blend_dy(v, q);
   }
 
-  TEXVLM_HD void add_coordinates(int64_t b, int64_t n, const LevelLerp<A>& level, const LevelSums<A>& near, const LevelSums<A>& far) const {
-    const int64_t at = b * count + n;
-    if (grad_uv) {
-      A du = (A(1) - level.t) * static_cast<A>(texture.levels.width[level.l0]) * near.dx;
-      A dv = (A(1) - level.t) * static_cast<A>(texture.levels.height[level.l0]) * near.dy;
-      if (level.t != A(0)) {
-        du += level.t * static_cast<A>(texture.levels.width[level.l1]) * far.dx;
-        dv += level.t * static_cast<A>(texture.levels.height[level.l1]) * far.dy;
-      }
-      accumulate(grad_uv + 2 * at, du);
-      accumulate(grad_uv + 2 * at + 1, dv);
-    }
-    if (grad_lod && level.slope != A(0)) accumulate(grad_lod + at, far.value - near.value);
+  // d/du and d/dv of a query, from the sums of its levels.
+  TEXVLM_HD A d_u(const LevelLerp<A>& level, const LevelSums<A>& near, const LevelSums<A>& far) const {
+    const A first = (A(1) - level.t) * static_cast<A>(texture.levels.width[level.l0]) * near.dx;
+    return level.t == A(0) ? first : first + level.t * static_cast<A>(texture.levels.width[level.l1]) * far.dx;
+  }
+  TEXVLM_HD A d_v(const LevelLerp<A>& level, const LevelSums<A>& near, const LevelSums<A>& far) const {
+    const A first = (A(1) - level.t) * static_cast<A>(texture.levels.height[level.l0]) * near.dy;
+    return level.t == A(0) ? first : first + level.t * static_cast<A>(texture.levels.height[level.l1]) * far.dy;
   }
 
 #if defined(TEXVLM_HOST_LOOPS)
@@ -133,7 +134,7 @@ struct SampleLodAdjoint {
       }
       return;
     }
-    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, grad_lod != nullptr};
+    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, grad_lod != nullptr, false};
     BlockTaps<A> ring[2];
     int turn = 0;
     for (int64_t i = begin - kBlock; i < end; i += kBlock, turn ^= 1) {
@@ -168,6 +169,7 @@ struct SampleLodAdjoint {
         const int64_t id = ids[first + i], b = id < count ? 0 : id / count;
         const char* g = reinterpret_cast<const char*>(grad.data + b * grad.stride_b + (id - b * count) * grad.stride_n);
         for (int64_t o = 0; o < bytes; o += kLineBytes) TEXVLM_PREFETCH(g + o);
+        if (grad_uv) TEXVLM_PREFETCH_WRITE(grad_uv + 2 * id);
       }
     } else {
       place_run(queries, picture, first, valid, placing, taps);
@@ -220,7 +222,13 @@ struct SampleLodAdjoint {
         }
       }
     }
-    if (coordinates) add_coordinates(b, n, level, near, far);
+    if (!coordinates) return;  // a query has one owner: what is stored need not be read first, and those lie far apart
+    const int64_t at = b * count + n;
+    if (grad_uv) {
+      grad_uv[2 * at] = d_u(level, near, far);
+      grad_uv[2 * at + 1] = d_v(level, near, far);
+    }
+    if (grad_lod && level.slope != A(0)) grad_lod[at] = far.value - near.value;
   }
 
   // Some channels of one level: sums for the coordinates, and the scatter of share * g. No tap is outside the picture.
@@ -304,7 +312,7 @@ struct SampleKeys {
 
   // Queries [begin, end) of all pictures.
   void operator()(const BandTable& bands, int64_t begin, int64_t end, int32_t* out) const {
-    const Placing placing{level_sizes(levels), filter, address, 1, false};
+    const Placing placing{level_sizes(levels), filter, address, 1, false, true};
     const int width = slots();
     BlockTaps<A> taps;
     for (int64_t q = begin; q < end;) {

@@ -71,6 +71,16 @@ TEXVLM_HD LevelSizes level_sizes(const Levels& levels) {
   return s;
 }
 
+// How the queries of an op are placed.
+struct Placing {
+  LevelSizes sizes;
+  Filter filter;
+  Address address;
+  int64_t channels;
+  bool always_far;  // the second level's taps also where its weight is zero: d/dlod looks at it
+  bool rows_only;   // no more than levels and rows
+};
+
 // The rest of the block is filled with harmless queries.
 template <class A>
 TEXVLM_HD void load_run(const QueryView<A>& q, int64_t b, int64_t n, int count, Coordinates<A>& s) {
@@ -106,18 +116,9 @@ TEXVLM_HD void load_listed(const QueryView<A>& q, const int32_t* ids, int64_t pe
 }
 
 template <Address kAddress, bool kUniform, class A>
-TEXVLM_HD void place_level(const Coordinates<A>& s, const LevelSizes& sizes, const int* level, int64_t channels, LevelTaps<A>& out,
-                           int* slow) {
-  alignas(64) int x0[kBlock], x1[kBlock];
+TEXVLM_HD void place_level(const Coordinates<A>& s, const Placing& placing, const int* level, LevelTaps<A>& out, int* slow) {
+  const LevelSizes& sizes = placing.sizes;
   const int all_w = sizes.width[level[0]], all_h = sizes.height[level[0]];
-  for (int i = 0; i < kBlock; ++i) {
-    const int w = kUniform ? all_w : sizes.width[level[i]];
-    const AxisLerp<A> x = axis_lerp(s.u[i], w, kAddress);
-    x0[i] = x.i0;
-    x1[i] = x.i1;
-    out.fx[i] = x.w1;
-    if (kAddress == Address::border) slow[i] |= static_cast<int>(x.d0 == A(0)) | static_cast<int>(x.d1 == A(0));
-  }
   for (int i = 0; i < kBlock; ++i) {
     const int h = kUniform ? all_h : sizes.height[level[i]];
     const AxisLerp<A> y = axis_lerp(s.v[i], h, kAddress);
@@ -126,6 +127,17 @@ TEXVLM_HD void place_level(const Coordinates<A>& s, const LevelSizes& sizes, con
     out.fy[i] = y.w1;
     if (kAddress == Address::border) slow[i] |= static_cast<int>(y.d0 == A(0)) | static_cast<int>(y.d1 == A(0));
   }
+  if (placing.rows_only) return;
+  alignas(64) int x0[kBlock], x1[kBlock];
+  for (int i = 0; i < kBlock; ++i) {
+    const int w = kUniform ? all_w : sizes.width[level[i]];
+    const AxisLerp<A> x = axis_lerp(s.u[i], w, kAddress);
+    x0[i] = x.i0;
+    x1[i] = x.i1;
+    out.fx[i] = x.w1;
+    if (kAddress == Address::border) slow[i] |= static_cast<int>(x.d0 == A(0)) | static_cast<int>(x.d1 == A(0));
+  }
+  const int64_t channels = placing.channels;
   const int64_t all_offset = sizes.offset[level[0]];
   for (int i = 0; i < kBlock; ++i) {
     const int64_t w = kUniform ? all_w : sizes.width[level[i]], offset = kUniform ? all_offset : sizes.offset[level[i]];
@@ -136,24 +148,15 @@ TEXVLM_HD void place_level(const Coordinates<A>& s, const LevelSizes& sizes, con
 }
 
 template <Address kAddress, class A>
-TEXVLM_HD void place_levels(const Coordinates<A>& s, const LevelSizes& sizes, bool uniform, bool far, int64_t channels, BlockTaps<A>& out) {
+TEXVLM_HD void place_levels(const Coordinates<A>& s, const Placing& placing, bool uniform, BlockTaps<A>& out) {
   if (uniform) {
-    place_level<kAddress, true>(s, sizes, out.l0, channels, out.near, out.slow);
-    if (far) place_level<kAddress, true>(s, sizes, out.l1, channels, out.far, out.slow);
+    place_level<kAddress, true>(s, placing, out.l0, out.near, out.slow);
+    if (out.two) place_level<kAddress, true>(s, placing, out.l1, out.far, out.slow);
   } else {
-    place_level<kAddress, false>(s, sizes, out.l0, channels, out.near, out.slow);
-    if (far) place_level<kAddress, false>(s, sizes, out.l1, channels, out.far, out.slow);
+    place_level<kAddress, false>(s, placing, out.l0, out.near, out.slow);
+    if (out.two) place_level<kAddress, false>(s, placing, out.l1, out.far, out.slow);
   }
 }
-
-// How the queries of an op are placed.
-struct Placing {
-  LevelSizes sizes;
-  Filter filter;
-  Address address;
-  int64_t channels;
-  bool always_far;  // the second level's taps also where its weight is zero: d/dlod looks at it
-};
 
 #if defined(TEXVLM_HOST_LOOPS)
 // Queries n .. n + count - 1 of picture b; or those with these numbers, b * per_picture + n. In csrc/taps.cpp, for float and double.
@@ -199,10 +202,10 @@ TEXVLM_HD void place_taps(Coordinates<A>& s, const Placing& placing, BlockTaps<A
   }
   out.two = between || (placing.always_far && filter == Filter::trilinear && sizes.count > 1);
   switch (placing.address) {
-    case Address::clamp: return place_levels<Address::clamp>(s, sizes, !different, out.two, placing.channels, out);
-    case Address::wrap: return place_levels<Address::wrap>(s, sizes, !different, out.two, placing.channels, out);
-    case Address::mirror: return place_levels<Address::mirror>(s, sizes, !different, out.two, placing.channels, out);
-    default: return place_levels<Address::border>(s, sizes, !different, out.two, placing.channels, out);
+    case Address::clamp: return place_levels<Address::clamp>(s, placing, !different, out);
+    case Address::wrap: return place_levels<Address::wrap>(s, placing, !different, out);
+    case Address::mirror: return place_levels<Address::mirror>(s, placing, !different, out);
+    default: return place_levels<Address::border>(s, placing, !different, out);
   }
 }
 
