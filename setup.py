@@ -59,7 +59,8 @@ def cuda_archs() -> list[str]:
     if torch.version.cuda is None:
         return ["90"]
     if torch.cuda.is_available():
-        return sorted({"%d%d" % torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}, key=int)
+        capabilities = (torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
+        return sorted({f"{major}{minor}" for major, minor in capabilities}, key=int)
     return ["75", "80", "86", "89", "90", "100", "120"]
 
 
@@ -69,8 +70,20 @@ def extension() -> object:
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
     # No contraction into fused multiply-adds: integers that arithmetic decides (bins, ranks, labels) then agree on all machines.
-    # -fopenmp at compile time only: the OpenMP symbols then resolve to the runtime that torch itself has loaded, so there is one pool of threads.
-    cxx = ["-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
+    # -fopenmp at compile time only: the OpenMP symbols then resolve to the runtime that torch itself has
+    # loaded, so there is one pool of threads.
+    cxx = [
+        "-O3",
+        "-fopenmp",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fvisibility=hidden",
+        "-g0",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        "-Wno-psabi",
+    ]
     link: list[str] = []
     define: list[tuple[str, str | None]] = []
     make = cpp_extension.CppExtension
@@ -83,11 +96,17 @@ def extension() -> object:
     compile_args = {"cxx": cxx}
     if home := cuda_home():
         archs = cuda_archs()
-        gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+        gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [
+            f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"
+        ]
         compile_args["nvcc"] = ["-O3", "-fmad=false", "--threads=2", "-Xcompiler=-fvisibility=hidden", *gencode]
         cpp_extension.CUDA_HOME = str(home)  # torch looks for it only when it was built with CUDA itself
         sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "cuda").glob("*.cu"))
-        define += [("TEXVLM_WITH_CUDA", None), ("TEXVLM_CUDA_ARCHS", "+".join(archs)), ("TEXVLM_CUDA_VERSION", cuda_release(home))]
+        define += [
+            ("TEXVLM_WITH_CUDA", None),
+            ("TEXVLM_CUDA_ARCHS", "+".join(archs)),
+            ("TEXVLM_CUDA_VERSION", cuda_release(home)),
+        ]
         if torch.version.cuda is not None:
             make = cpp_extension.CUDAExtension
         else:
@@ -111,6 +130,7 @@ class Build(cpp_extension.BuildExtension):
     """torch's builder, with as many jobs as cores and memory allow (a translation unit takes up to 1.5 GB)."""
 
     def build_extensions(self) -> None:
+        """Builds with MAX_JOBS set."""
         if "MAX_JOBS" not in os.environ:
             pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
             os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))

@@ -29,10 +29,7 @@ def cards() -> list[dict[str, Any]]:
     if not torch.cuda.is_available():
         return []
     found = (torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
-    return [
-        {"name": p.name, "arch": f"{p.major}{p.minor}", "memory_gib": round(p.total_memory / 2**30, 1)}
-        for p in found
-    ]
+    return [{"name": p.name, "arch": f"{p.major}{p.minor}", "memory_gib": round(p.total_memory / 2**30, 1)} for p in found]
 
 
 def run(name: str, command: list[str], archs: str) -> dict[str, Any]:
@@ -99,10 +96,7 @@ def main() -> int:
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(report, indent=1) + "\n")
     failed = [part["name"] for part in parts if not part["ok"]]
-    print(
-        f"gpu-verify: {'failed: ' + ', '.join(failed) if failed else 'all parts ok'};"
-        f" written to {target.relative_to(ROOT)}"
-    )
+    print(f"gpu-verify: {'failed: ' + ', '.join(failed) if failed else 'all parts ok'}; written to {target.relative_to(ROOT)}")
     return 1 if failed else 0
 
 

@@ -76,9 +76,7 @@ def median(samples: list[float]) -> float:
     return statistics.median(samples)
 
 
-def measure(
-    calls: Mapping[str, Call], seconds: float = TABLE_SECONDS, min_rounds: int = MIN_ROUNDS
-) -> dict[str, list[float]]:
+def measure(calls: Mapping[str, Call], seconds: float = TABLE_SECONDS, min_rounds: int = MIN_ROUNDS) -> dict[str, list[float]]:
     """Seconds per call of each function, one sample a round, interleaved, so that noise meets all alike.
 
     Each is warmed up by at least two calls. The order turns by one from round to round.
@@ -142,9 +140,7 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     try:
         info = Path("/proc/cpuinfo").read_text()
-        cpu = next(
-            line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")
-        )
+        cpu = next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
     try:
@@ -218,9 +214,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.question = (self.doc or "").strip().partition("\n")[0]
         parser = argparse.ArgumentParser(description=self.question)
-        parser.add_argument(
-            "--quick", action="store_true", help="fewer rounds; gates are printed all the same"
-        )
+        parser.add_argument("--quick", action="store_true", help="fewer rounds; gates are printed all the same")
         parser.add_argument("--json", metavar="FILE", help="write all figures there")
         parser.add_argument("--threads", type=int, help="threads of torch and OpenCV (default: theirs)")
         parser.add_argument("--strict", action="store_true", help="exit status 1 when a gate is missed")
@@ -287,25 +281,19 @@ class Bench:
             note = ""
             if name == COPY and times.moves:
                 kind = "fresh" if times.fresh else "warm"
-                note = (
-                    f"   {times.moves / 1e6:.2f} MB, {kind}, {times.moves / median(samples) / 1e9:.1f} GB/s"
-                )
+                note = f"   {times.moves / 1e6:.2f} MB, {kind}, {times.moves / median(samples) / 1e9:.1f} GB/s"
             ratio, minima = f"{times.ratio(name):.2f}", f"{min(samples) / min(times.samples[times.us]):.2f}"
             milliseconds = f"{1e3 * median(samples):10.4f} {1e3 * min(samples):10.4f}"
             print(f"  {name:{width}} {milliseconds} {ratio:>8} {minima:>10}{note}", flush=True)
 
-    def gate(
-        self, name: str, measured: float, *, at_least: float | None = None, at_most: float | None = None
-    ) -> bool:
+    def gate(self, name: str, measured: float, *, at_least: float | None = None, at_most: float | None = None) -> bool:
         """Prints and records whether a figure is what was wanted."""
         if (at_least is None) == (at_most is None):
             raise ValueError("a gate takes either at_least or at_most")
         ok = measured >= at_least if at_least is not None else measured <= at_most  # type: ignore[operator]
         wanted = f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}"
         print(f"  {'pass' if ok else 'MISS'}  {name}: {measured:.2f} (wanted {wanted})", flush=True)
-        self.gates.append(
-            {"name": name, "at_least": at_least, "at_most": at_most, "measured": measured, "ok": ok}
-        )
+        self.gates.append({"name": name, "at_least": at_least, "at_most": at_most, "measured": measured, "ok": ok})
         return ok
 
     def figure(self, name: str, value: Any) -> None:

@@ -43,9 +43,7 @@ def stages(bench: Bench, image: torch.Tensor, texture: texvlm.Texture) -> None:
 
     total = (SIDE // CELL) ** 2
     cells = torch.arange(total)[None]
-    for name, samples, kept in zip(
-        ("coarse", "middle", "fine"), (*STAGE_SAMPLES, CELL), kept_cells(K, total)
-    ):
+    for name, samples, kept in zip(("coarse", "middle", "fine"), (*STAGE_SAMPLES, CELL), kept_cells(K, total)):
 
         def score(cells: torch.Tensor = cells, samples: int = samples) -> torch.Tensor:
             return torch.ops.texvlm.score_cells(data, cells, *shape, CELL, samples, channels, weights)
@@ -72,9 +70,7 @@ def main() -> int:
         stages(bench, image, texture)
         calls = {US: lambda: texvlm.topk(scores, K), "torch.topk": lambda: torch.topk(scores, K)}
         times = bench.compare("topk: 273 of 4096 random scores", calls)
-        bench.gate(
-            "topk against torch.topk, which keeps no order of ties", 1 / times.ratio("torch.topk"), at_most=2
-        )
+        bench.gate("topk against torch.topk, which keeps no order of ties", 1 / times.ratio("torch.topk"), at_most=2)
         cascade = bench.compare("select from a texture", {US: lambda: texvlm.select(texture, K, CELL)})
         bench.gate("three stages, milliseconds", 1e3 * cascade.median(), at_most=1.5)
 

@@ -93,8 +93,8 @@ def main() -> int:
     grad = torch.ones_like(data)
     back = bench.compare("backward, all 13", {US: lambda: torch.autograd.grad(data, picture, grad, retain_graph=True)})
     return bench.finish(
-        f"{1e3 * times.median():.1f} ms for all 13 channels and levels, {times.ratio('reference'):.0f} times as fast as the reference and "
-        f"{steps.against_copy:.1f} times a copy of the bytes; the local pass takes {1e3 * local.median():.1f} ms, the distance {distance:.1f}, "
+        f"{1e3 * times.median():.1f} ms for all 13 channels and levels, {times.ratio('reference'):.0f} times as fast as the reference "
+        f"and {steps.against_copy:.1f} times a copy of the bytes; the local pass takes {1e3 * local.median():.1f} ms, the distance {distance:.1f}, "
         f"saliency {salience:.1f}, the mips {mips:.1f}; backward {1e3 * back.median():.0f} ms"
     )
 

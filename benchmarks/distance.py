@@ -78,7 +78,9 @@ def main() -> int:
         if name == "edges of a picture":
             bench.gate("milliseconds", 1e3 * times.median(), at_most=15)
     small = masks()["1 pixel in 1000"][:, :256, :256]
-    times = bench.compare("256 x 256", {US: lambda: texvlm.distance_transform(small), "reference": lambda: reference.distance_transform(small)})
+    times = bench.compare(
+        "256 x 256", {US: lambda: texvlm.distance_transform(small), "reference": lambda: reference.distance_transform(small)}
+    )
     found = ", ".join(f"{min(r):.1f} to {max(r):.1f} times as fast as {peer}" for peer, r in ratios.items())
     return bench.finish(f"exact, with indices: {found}; {times.ratio('reference'):.0f} times as fast as the reference")
 

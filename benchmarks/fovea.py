@@ -16,9 +16,7 @@ from benchmarks._harness import US, Bench
 SIDE, SIZE = 1024, 16
 
 
-def level_grids(
-    tokens: texvlm.FoveatedTokens, levels: int
-) -> list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
+def level_grids(tokens: texvlm.FoveatedTokens, levels: int) -> list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """(level, tokens that read it, their grid [1, n * 16, 16, 2], their weight [n, 1, 1, 1])."""
     uv, lod = tokens.uv.flatten(0, 2), tokens.lod.flatten()
     line = torch.arange(SIZE) - (SIZE - 1) / 2
@@ -31,9 +29,7 @@ def level_grids(
         weight = (1 - (lod - level).abs()).clamp(min=0)
         chosen = weight.nonzero()[:, 0]
         if len(chosen):
-            out.append(
-                (level, chosen, grid[chosen].reshape(1, -1, SIZE, 2), weight[chosen, None, None, None])
-            )
+            out.append((level, chosen, grid[chosen].reshape(1, -1, SIZE, 2), weight[chosen, None, None, None]))
     return out
 
 

@@ -28,9 +28,7 @@ def patch_grid(center: torch.Tensor) -> torch.Tensor:
 
 def sampler(image: torch.Tensor, grid: torch.Tensor):
     """grid_sample -> [1, C, N * 16, 16]."""
-    return lambda: torch.nn.functional.grid_sample(
-        image, grid, mode="bilinear", padding_mode="border", align_corners=False
-    )
+    return lambda: torch.nn.functional.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def forward_backward(call, inputs):
@@ -84,9 +82,7 @@ def main() -> int:
         error = (other().view(channels, COUNT, SIZE, SIZE).transpose(0, 1) - ours(anywhere)()[0]).abs().max()
         if error > 1e-4:
             raise AssertionError(f"the patches differ from grid_sample by {error}")
-        times = bench.compare(
-            f"anywhere, C = {channels}", {US: ours(anywhere), "grid_sample": other}, moves=moves, fresh=True
-        )
+        times = bench.compare(f"anywhere, C = {channels}", {US: ours(anywhere), "grid_sample": other}, moves=moves, fresh=True)
         ratio = times.ratio("grid_sample")
         if channels == 3:
             bench.gate("anywhere: faster than grid_sample", ratio, at_least=4.0)
@@ -112,9 +108,7 @@ def main() -> int:
             f"forward + backward to texels and centres, one level, C = {channels}",
             {
                 US: forward_backward(ours(uv, t=flat, data=data), [data, uv]),
-                "grid_sample (texels and grid)": forward_backward(
-                    sampler(picture, places), [picture, places]
-                ),
+                "grid_sample (texels and grid)": forward_backward(sampler(picture, places), [picture, places]),
                 "zero-filling of the gradient": lambda i=image: torch.zeros_like(i),
             },
         )

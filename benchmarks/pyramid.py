@@ -27,10 +27,7 @@ def opencv_chains(image: torch.Tensor) -> dict:
         print("OpenCV is not installed: its rows are left out (pip install opencv-python-headless)")
         return {}
     level0 = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
-    levels = [level0] + [
-        np.empty((max(1, SIDE >> i), max(1, SIDE >> i), level0.shape[2]), np.float32)
-        for i in range(1, LEVELS)
-    ]
+    levels = [level0] + [np.empty((max(1, SIDE >> i), max(1, SIDE >> i), level0.shape[2]), np.float32) for i in range(1, LEVELS)]
 
     def area() -> None:
         for above, below in pairwise(levels):
@@ -57,9 +54,7 @@ def pool_chain(level0: torch.Tensor):
 
 def main() -> int:
     bench = Bench(__doc__)
-    texel_bytes = (
-        4 * texvlm.Texture(torch.zeros(1, 1, SIDE, SIDE)).data.shape[1]
-    )  # of a whole pyramid, one channel
+    texel_bytes = 4 * texvlm.Texture(torch.zeros(1, 1, SIDE, SIDE)).data.shape[1]  # of a whole pyramid, one channel
     level0_bytes = 4 * SIDE * SIDE
     copies = []
 
@@ -72,17 +67,13 @@ def main() -> int:
             calls |= opencv_chains(image[0])
         calls |= {"avg_pool2d NCHW": pool_chain(image), "avg_pool2d channels_last": pool_chain(last)}
         # level 0 is read and the others are written; what is read again of them was written just before
-        times = bench.compare(
-            f"update_mipmaps, C = {channels}, warm buffer", calls, moves=texel_bytes * channels
-        )
+        times = bench.compare(f"update_mipmaps, C = {channels}, warm buffer", calls, moves=texel_bytes * channels)
         if "cv2.pyrDown" in calls:
             bench.gate("C = 3: faster than INTER_AREA", times.ratio("cv2.resize INTER_AREA"), at_least=2.0)
             bench.gate("C = 3: no slower than pyrDown", times.ratio("cv2.pyrDown"), at_least=1.0)
         if channels == 40:
             pools = times.best("avg_pool2d NCHW", "avg_pool2d channels_last")
-            bench.gate(
-                f"C = 40: faster than the best torch chain ({pools})", times.ratio(pools), at_least=1.5
-            )
+            bench.gate(f"C = 40: faster than the best torch chain ({pools})", times.ratio(pools), at_least=1.5)
         bench.gate(f"update_mipmaps, C = {channels}: against the copy", times.against_copy, at_most=1.5)
         copies.append(times.against_copy)
 
@@ -93,15 +84,11 @@ def main() -> int:
         title = f"generate_mipmaps from NCHW, C = {channels}"
         times = bench.compare(title, calls, moves=(level0_bytes + texel_bytes) * channels, fresh=True)
         if channels == 3:
-            bench.gate(
-                "C = 3 from NCHW: faster than avg_pool2d", times.ratio("avg_pool2d NCHW"), at_least=3.0
-            )
+            bench.gate("C = 3 from NCHW: faster than avg_pool2d", times.ratio("avg_pool2d NCHW"), at_least=3.0)
         bench.gate(f"generate_mipmaps, C = {channels}: against the copy", times.against_copy, at_most=1.5)
         copies.append(times.against_copy)
 
-    return bench.finish(
-        f"A mip chain takes {min(copies):.2f} to {max(copies):.2f} times the copy of its bytes."
-    )
+    return bench.finish(f"A mip chain takes {min(copies):.2f} to {max(copies):.2f} times the copy of its bytes.")
 
 
 if __name__ == "__main__":

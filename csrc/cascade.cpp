@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
     const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
     const SelectRow<T> row{view, pointer<char>(workspace), bytes};
     host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) {
-      host::each_row_any<host::kFast<T>, 0>(row, begin, end);
+      host::each_row_any<0, host::kFast<T>>(row, begin, end);
     });
   });
   return {values, indices};

@@ -38,9 +38,7 @@ def flat(value: dict[str, float], height: int, width: int) -> texvlm.Texture:
     return texvlm.Texture.from_data(data, height, width, levels, "mean", SCORE_CHANNELS)
 
 
-def score(
-    texture: texvlm.Texture, cells: list[int], cell: int, samples: int, weights: list[float]
-) -> torch.Tensor:
+def score(texture: texvlm.Texture, cells: list[int], cell: int, samples: int, weights: list[float]) -> torch.Tensor:
     ids = torch.tensor([cells]).expand(texture.data.shape[0], -1)
     shape = texture.height, texture.width, list(texture.reducer), texture.levels
     return torch.ops.texvlm.score_cells(texture.data, ids, *shape, cell, samples, [0, 1, 2, 3, 4], weights)
@@ -53,9 +51,7 @@ def textured(height: int, width: int, batch: int = 1, seed: int = 0) -> torch.Te
     for octave in range(6):
         size = max(2, height >> octave), max(2, width >> octave)
         noise = torch.rand(batch, 3, *size, generator=g)
-        total += torch.nn.functional.interpolate(noise, (height, width), mode="bilinear") * 2.0 ** (
-            octave - 6
-        )
+        total += torch.nn.functional.interpolate(noise, (height, width), mode="bilinear") * 2.0 ** (octave - 6)
     return total / total.amax()
 
 
@@ -67,9 +63,7 @@ def test_topk_known_answer() -> None:
     values, indices = texvlm.topk(torch.tensor([[0.0, nan, 2.0, -inf, 2.0, -0.0, inf, nan]]), 8)
     assert indices.tolist() == [[6, 2, 4, 0, 5, 3, 1, 7]]
     assert values[0, :6].tolist() == [inf, 2.0, 2.0, 0.0, -0.0, -inf]
-    assert (
-        math.copysign(1, values[0, 4].item()) == -1
-    )  # the score itself comes back, not what it was compared as
+    assert math.copysign(1, values[0, 4].item()) == -1  # the score itself comes back, not what it was compared as
     assert values[0, 6:].isnan().all()
 
 
@@ -162,9 +156,7 @@ def test_entropy_of_16_equal_steps_is_one() -> None:
 def test_entropy_of_two_values() -> None:
     image = torch.full((3, 16, 16), 0.1)
     image[:, :, 8:] = 0.9
-    torch.testing.assert_close(
-        score(scored(image), [0], 16, 16, [0, 1, 0]), torch.full((1, 1), 0.25)
-    )  # 1 bit of 4
+    torch.testing.assert_close(score(scored(image), [0], 16, 16, [0, 1, 0]), torch.full((1, 1), 0.25))  # 1 bit of 4
 
 
 def test_coarse_entropy_is_that_of_the_neighbours() -> None:
@@ -213,11 +205,7 @@ def equal_to_reference(image: torch.Tensor, k: int, cell: int, weights: dict | N
     assert mine.grid == theirs.grid
     assert mine.count.tolist() == theirs.count.tolist()
     torch.testing.assert_close(mine.score[:, :count], theirs.score[:, :count], rtol=1e-5, atol=1e-5)
-    gap = (
-        (theirs.score[:, 1:count] - theirs.score[:, : count - 1]).abs().min()
-        if count > 1
-        else torch.tensor(1.0)
-    )
+    gap = (theirs.score[:, 1:count] - theirs.score[:, : count - 1]).abs().min() if count > 1 else torch.tensor(1.0)
     if gap > 1e-5:  # scores are apart by more than rounding: the order is decided
         assert torch.equal(mine.indices[:, :count], theirs.indices[:, :count])
     else:
@@ -261,13 +249,7 @@ def test_a_selection_has_the_promised_form() -> None:
     texture = scored(textured(128, 200, batch=3))
     selection = texvlm.select(texture, k=40)
     assert (selection.grid, selection.cell) == ((8, 13), 16)
-    assert (
-        selection.indices.shape
-        == selection.score.shape
-        == selection.weight.shape
-        == selection.lod.shape
-        == (3, 40)
-    )
+    assert selection.indices.shape == selection.score.shape == selection.weight.shape == selection.lod.shape == (3, 40)
     assert selection.indices.dtype == selection.count.dtype == torch.int64
     assert selection.count.tolist() == [40] * 3
     assert selection.weights_all is None
@@ -323,8 +305,8 @@ def test_a_bright_detailed_object_is_found(cell: int) -> None:
     torch.manual_seed(1)
     image = torch.full((3, 20 * cell, 24 * cell), 0.2) + 0.01 * torch.rand(3, 20 * cell, 24 * cell)
     rows, columns = range(6, 9), range(11, 15)
-    image[:, rows[0] * cell : (rows[-1] + 1) * cell, columns[0] * cell : (columns[-1] + 1) * cell] = (
-        torch.rand(3, 3 * cell, 4 * cell)
+    image[:, rows[0] * cell : (rows[-1] + 1) * cell, columns[0] * cell : (columns[-1] + 1) * cell] = torch.rand(
+        3, 3 * cell, 4 * cell
     )
     wanted = {row * 24 + column for row in rows for column in columns}
     assert set(texvlm.select(scored(image), k=len(wanted), cell=cell).indices[0].tolist()) == wanted
@@ -423,9 +405,7 @@ def test_a_selection_is_a_pytree_that_copies_and_pickles() -> None:
 
 def test_select_compiles() -> None:
     texture = scored(textured(64, 96))
-    compiled = torch.compile(
-        lambda t: texvlm.select(t, k=7).indices, fullgraph=True, dynamic=True, backend="aot_eager"
-    )
+    compiled = torch.compile(lambda t: texvlm.select(t, k=7).indices, fullgraph=True, dynamic=True, backend="aot_eager")
     assert torch.equal(compiled(texture), texvlm.select(texture, k=7).indices)
 
 

@@ -30,7 +30,7 @@ def test_table() -> None:
         "edge", "contrast_edge", "motion", "fixation_history", "gaze_history", "boundary", "text",
     ]  # fmt: skip
     assert [c.name for c in texvlm.CHANNELS if c.reducer in ("min", "mode")] == ["cluster", "edge_distance"]
-    assert BUILT == (*range(12), 34)
+    assert (*range(12), 34) == BUILT
 
 
 def test_layouts() -> None:
@@ -108,7 +108,9 @@ def test_local_moments_do_not_cancel() -> None:
     texture = 0.9 + 1e-4 * torch.rand(3, 50, 60, dtype=torch.float64)
     texture[:, :, 30:] -= 0.9
     texture = texture.float()
-    torch.testing.assert_close(level0(texture, "contrast_edge").double(), level0(texture.double(), "contrast_edge"), rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(
+        level0(texture, "contrast_edge").double(), level0(texture.double(), "contrast_edge"), rtol=1e-3, atol=2e-5
+    )
 
 
 def test_positions_and_eccentricity() -> None:
@@ -182,9 +184,9 @@ def test_autocast_keeps_the_fixation_usable() -> None:
 
 def test_bad_arguments() -> None:
     image = torch.rand(3, 8, 8)
-    with pytest.raises(ValueError, match="no channel 'sobel'; channels are .*edge_distance"):
+    with pytest.raises(ValueError, match=r"no channel 'sobel'; channels are .*edge_distance"):
         texvlm.build_channels(image, channels=["sobel"])
-    with pytest.raises(ValueError, match="each once"):
+    with pytest.raises(ValueError, match=r"each once"):
         texvlm.build_channels(image, channels=["red", 0])
     with pytest.raises(ValueError, match="indices from 0 to 39, got 40"):
         texvlm.build_channels(image, channels=[40])

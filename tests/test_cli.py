@@ -104,9 +104,7 @@ def test_refuses_what_is_no_picture(photo: Path, tmp_path: Path, capsys: pytest.
     ("option", "value"),
     [("-k", "0"), ("-k", "-3"), ("-k", "many"), ("--cell", "0"), ("--max-size", "0"), ("--nonsense", "1")],
 )
-def test_refuses_wrong_options(
-    photo: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
-) -> None:
+def test_refuses_wrong_options(photo: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["select", str(photo), option, value])
     assert option in capsys.readouterr().err
@@ -133,18 +131,11 @@ def test_select_keeps_all_cells_of_a_small_picture(photo: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size", [(40, 60), (17, 200), (150, 9), (1, 1)])
-def test_view_writes_a_picture(
-    size: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_view_writes_a_picture(size: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
     pixels = np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8)
     PIL.fromarray(pixels).save(tmp_path / "in.png")
-    assert (
-        cli.main(
-            ["view", str(tmp_path / "in.png"), "-o", str(tmp_path / "out.png"), "--dpi", "40", "-k", "5"]
-        )
-        == 0
-    )
+    assert cli.main(["view", str(tmp_path / "in.png"), "-o", str(tmp_path / "out.png"), "--dpi", "40", "-k", "5"]) == 0
     out = capsys.readouterr().out
     assert f"the picture is at {tmp_path / 'out.png'}" in out
     for stage in ("read", "channels", "cascade", "tokens"):

@@ -133,7 +133,7 @@ def test_compiles(case: Case, generator: torch.Generator) -> None:
         eager_args, compiled_args = with_grad(case, args), with_grad(case, args)
         if case.mutates:
             eager_args, compiled_args = clones(args), clones(args)
-        compiled = torch.compile(lambda *a: run(case, a), fullgraph=True, dynamic=True, backend=backend)  # noqa: B023
+        compiled = torch.compile(lambda *a: run(case, a), fullgraph=True, dynamic=True, backend=backend)
         eager, out = run(case, eager_args), compiled(*compiled_args)
         for a, b in zip(out, eager, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
@@ -155,7 +155,11 @@ def test_independent_of_thread_count(case: Case, generator: torch.Generator, mon
             torch.set_num_threads(threads)
             mine = clones(args) if case.mutates else with_grad(case, args)
             out = run(case, mine)
-            grads = torch.autograd.grad([o.sum() for o in outputs_with_grad(out)], [mine[i] for i in case.grads]) if case.grads else []
+            grads = (
+                torch.autograd.grad([o.sum() for o in outputs_with_grad(out)], [mine[i] for i in case.grads])
+                if case.grads
+                else []
+            )
             results.append([*out, *grads])
     finally:
         torch.set_num_threads(before)
@@ -170,7 +174,11 @@ def test_functorch_raises_or_is_right(case: Case, generator: torch.Generator) ->
     i = case.grads[0]
 
     def f(x):
-        return outputs_with_grad(run(case, (*args[:i], x, *args[i + 1 :])))[0] if x.requires_grad else run(case, (*args[:i], x, *args[i + 1 :]))[0]
+        return (
+            outputs_with_grad(run(case, (*args[:i], x, *args[i + 1 :])))[0]
+            if x.requires_grad
+            else run(case, (*args[:i], x, *args[i + 1 :]))[0]
+        )
 
     with pytest.raises(RuntimeError):
         torch.func.grad(lambda x: f(x).sum())(args[i])

@@ -86,7 +86,7 @@ def test_longer_than_32_bit_squares() -> None:
 
 
 def test_bad_masks() -> None:
-    with pytest.raises(TypeError, match="bool tensor, got torch.float32"):
+    with pytest.raises(TypeError, match=r"bool tensor, got torch.float32"):
         texvlm.distance_transform(torch.zeros(3, 3))
     with pytest.raises(ValueError, match=r"\[B, H, W\] or \[H, W\], got \[3\]"):
         texvlm.distance_transform(torch.zeros(3, dtype=torch.bool))

@@ -18,13 +18,8 @@ from texvlm import FoveaLayout, sample_foveated
 def picture(height: int, width: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> torch.Tensor:
     """Texture in every direction and at every scale, the same each time."""
     y, x = torch.meshgrid(torch.arange(height, dtype=dtype), torch.arange(width, dtype=dtype), indexing="ij")
-    waves = [
-        torch.sin(x / a + y / b + c)
-        for a, b, c in ((2.1, 7.3, 0), (5.9, -3.7, 1), (17.0, 23.0, 2), (-61.0, 45.0, 3))
-    ]
-    base = torch.stack(
-        [0.5 + 0.3 * waves[0] * waves[2], 0.5 + 0.4 * waves[1], 0.5 + 0.2 * (waves[2] + waves[3])]
-    )
+    waves = [torch.sin(x / a + y / b + c) for a, b, c in ((2.1, 7.3, 0), (5.9, -3.7, 1), (17.0, 23.0, 2), (-61.0, 45.0, 3))]
+    base = torch.stack([0.5 + 0.3 * waves[0] * waves[2], 0.5 + 0.4 * waves[1], 0.5 + 0.2 * (waves[2] + waves[3])])
     return torch.stack([base.roll(13 * b, -1) for b in range(batch)])
 
 
@@ -162,21 +157,15 @@ def test_gradcheck_through_everything(m0: float | None) -> None:
     """Fixation, e0, M0 and texels; positions and LODs move together, as the law says."""
     texture = texvlm.Texture(picture(40, 52, torch.float64))
     fixation = torch.tensor([[[0.52, 0.47], [0.31, 0.66]]], dtype=torch.float64, requires_grad=True)
-    constants = [
-        torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (29.3, m0) if v is not None
-    ]
+    constants = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (29.3, m0) if v is not None]
 
     def f(data, fix, *law):
         tokens = sample_foveated(texture.replace(data), fix, FoveaLayout(2, (3,), 2, *law))
         return tokens.patches, tokens.uv, tokens.lod
 
     data = texture.data.detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda *a: f(data, *a), (fixation, *constants), eps=1e-7, atol=1e-5, rtol=1e-4
-    )
-    assert torch.autograd.gradcheck(
-        lambda d: f(d, fixation, *constants)[0], data, eps=1e-6, atol=1e-6, fast_mode=True
-    )
+    assert torch.autograd.gradcheck(lambda *a: f(data, *a), (fixation, *constants), eps=1e-7, atol=1e-5, rtol=1e-4)
+    assert torch.autograd.gradcheck(lambda d: f(d, fixation, *constants)[0], data, eps=1e-6, atol=1e-6, fast_mode=True)
 
 
 def test_gradients_are_there() -> None:
@@ -264,6 +253,4 @@ def test_compiles_with_the_default_layout() -> None:
     torch._dynamo.reset()
     texture, fixation = texvlm.Texture(picture(128, 128)), torch.full((1, 1, 2), 0.5)
     compiled = torch.compile(sample_foveated, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        compiled(texture, fixation).patches, sample_foveated(texture, fixation).patches
-    )
+    torch.testing.assert_close(compiled(texture, fixation).patches, sample_foveated(texture, fixation).patches)

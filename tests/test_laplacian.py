@@ -18,9 +18,7 @@ import texvlm
     seed=st.integers(0, 10**6),
 )
 def test_reconstructs_exactly(height: int, width: int, channels: int, seed: int) -> None:
-    texture = texvlm.Texture(
-        torch.rand(1, channels, height, width, generator=torch.Generator().manual_seed(seed))
-    )
+    texture = texvlm.Texture(torch.rand(1, channels, height, width, generator=torch.Generator().manual_seed(seed)))
     again = texvlm.laplacian_reconstruct(texvlm.laplacian_pyramid(texture))
     torch.testing.assert_close(again.data, texture.data, rtol=0, atol=1e-6)
 
@@ -57,9 +55,7 @@ def test_even_levels_use_quarters() -> None:
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (17, 31), (1, 40), (3, 2), (66, 130)])
 def test_adjoint_identity(op, height: int, width: int) -> None:
     levels = texvlm.level_count(height, width)
-    x = torch.rand(
-        2, texvlm.pyramid.texel_count(height, width, levels), 3, dtype=torch.float64, requires_grad=True
-    )
+    x = torch.rand(2, texvlm.pyramid.texel_count(height, width, levels), 3, dtype=torch.float64, requires_grad=True)
     out = op(x, height, width, levels)
     y = torch.randn_like(out)
     (adjoint,) = torch.autograd.grad(out, x, y)

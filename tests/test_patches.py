@@ -59,9 +59,7 @@ def test_axes_turn_a_patch() -> None:
     quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).expand(1, 1, 2, 2)  # x becomes y, y becomes -x
     plain, turned = (texvlm.extract_patches(texture, uv, size=8, axes=a)[0, 0] for a in (None, quarter))
     torch.testing.assert_close(turned, plain.transpose(1, 2).flip(1))
-    mirrored = texvlm.extract_patches(
-        texture, uv, size=8, axes=torch.diag(torch.tensor([-1.0, 1.0])).expand(1, 1, 2, 2)
-    )
+    mirrored = texvlm.extract_patches(texture, uv, size=8, axes=torch.diag(torch.tensor([-1.0, 1.0])).expand(1, 1, 2, 2))
     torch.testing.assert_close(mirrored[0, 0], plain.flip(2))
     flat = texvlm.extract_patches(texture, uv, size=8, axes=torch.zeros(1, 1, 2, 2))
     torch.testing.assert_close(
@@ -109,9 +107,7 @@ def test_equals_reference(height, width, channels, size, address, turned, whole,
     wanted = reference.extract_patches(texture.data, uv, lod, *table(texture), size, address, axes)
     torch.testing.assert_close(out, wanted, rtol=1e-11, atol=1e-11)
     weight = torch.randn(out.shape, generator=g, dtype=torch.float64)
-    for a, b in zip(
-        torch.autograd.grad(out, inputs, weight), torch.autograd.grad(wanted, inputs, weight), strict=True
-    ):
+    for a, b in zip(torch.autograd.grad(out, inputs, weight), torch.autograd.grad(wanted, inputs, weight), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-8)
 
 
@@ -134,9 +130,7 @@ def test_a_shared_texture_sums_its_gradient() -> None:
     x = texture.data.requires_grad_()
     (shared,) = torch.autograd.grad(texvlm.extract_patches(texture, uv, lod, 4).square().sum(), x)
     apart = x.detach().repeat(4, 1, 1).requires_grad_()
-    (each,) = torch.autograd.grad(
-        texvlm.extract_patches(texture.replace(apart), uv, lod, 4).square().sum(), apart
-    )
+    (each,) = torch.autograd.grad(texvlm.extract_patches(texture.replace(apart), uv, lod, 4).square().sum(), apart)
     torch.testing.assert_close(shared, each.sum(0, keepdim=True))
 
 

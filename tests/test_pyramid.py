@@ -218,5 +218,7 @@ def test_cache_of_output_memory() -> None:
 
 def test_import_is_quick() -> None:
     code = "import time, torch; t = time.perf_counter(); import texvlm; print(time.perf_counter() - t)"
-    seconds = min(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3))
+    seconds = min(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)
+    )
     assert seconds < 0.3

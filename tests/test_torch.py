@@ -1,4 +1,7 @@
-"""texvlm inside PyTorch: export, autocast, autograd's corners, workers and forks. What works is shown, what does not is refused in one line."""
+"""texvlm inside PyTorch: export, autocast, autograd's corners, workers and forks.
+
+What works is shown; what does not is refused in one line.
+"""
 
 from __future__ import annotations
 
@@ -129,5 +132,3 @@ def test_meta_tensors_give_shapes_without_work() -> None:
     data = ops.generate_mipmaps(torch.empty(2, 40, 40000, 40000, device="meta"), ["mean"], 16)
     assert data.shape == (2, texvlm.pyramid.texel_count(40000, 40000, 16), 40)
     assert data.numel() > 2**36
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -78,9 +78,7 @@ class Selection:
     def __repr__(self) -> str:
         batch, k = self.indices.shape
         rows, columns = self.grid
-        return (
-            f"Selection({batch} x {k} of {rows} x {columns} cells of {self.cell} px, {self.indices.device})"
-        )
+        return f"Selection({batch} x {k} of {rows} x {columns} cells of {self.cell} px, {self.indices.device})"
 
 
 def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -164,9 +162,7 @@ def select(
     if path not in PATHS:
         raise ValueError(f"path must be one of {', '.join(PATHS)}, got {path!r}")
     if path not in BUILT_PATHS:
-        raise NotImplementedError(
-            f"path={path!r} is not part of this version; it has {', '.join(BUILT_PATHS)}"
-        )
+        raise NotImplementedError(f"path={path!r} is not part of this version; it has {', '.join(BUILT_PATHS)}")
     if query is not None:
         raise ValueError("path='salience' takes no query")
     k, cell = _integer("k", k), _integer("cell", cell)
@@ -175,16 +171,14 @@ def select(
     if not 1 <= cell <= MAX_CELL:
         raise ValueError(f"cell must be from 1 to {MAX_CELL} pixels, got {cell}")
     if unknown := set(weights or {}) - set(SCORE_WEIGHTS):
-        raise ValueError(
-            f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}"
-        )
+        raise ValueError(f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}")
     with torch.no_grad():
         return _salience(_scored(image_or_texture), k, cell, {**SCORE_WEIGHTS, **(weights or {})})
 
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, torch.SymInt):
-        return value
+        return cast("int", value)  # a symbolic size acts as one
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     return value.__index__()
@@ -211,9 +205,7 @@ def _salience(texture: Texture, k: int, cell: int, weights: Mapping[str, float])
     for stage, samples in enumerate((*STAGE_SAMPLES, cell)):
         if stage < 2 and kept[stage] == known:  # nothing to drop: the next stage scores the same cells
             continue
-        score = ops.score_cells(
-            data, cells, height, width, list(texture.reducer), levels, cell, samples, channels, scale
-        )
+        score = ops.score_cells(data, cells, height, width, list(texture.reducer), levels, cell, samples, channels, scale)
         score, best = ops.select_topk(score, kept[stage])
         # ascending between stages, so that ties go to the lowest cell
         cells = best if known == total else cells.gather(1, best)

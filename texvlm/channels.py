@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Channel(NamedTuple):
     """One row of `CHANNELS`: where it is, what it means, what values it takes, and how texels become one on the next level."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # the tuple method of this name gives way to the field that the table documents
     name: str
     description: str
     range: tuple[float, float]

@@ -33,7 +33,9 @@ def distance_transform(mask: Tensor) -> tuple[Tensor, Tensor]:
         ([[0, 1, 4, 1, 0]], [[0, 0, 0, 4, 4]])
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise TypeError(f"mask must be a bool tensor, got {getattr(mask, 'dtype', type(mask).__name__)}; compare first: mask > threshold")
+        raise TypeError(
+            f"mask must be a bool tensor, got {getattr(mask, 'dtype', type(mask).__name__)}; compare first: mask > threshold"
+        )
     if mask.dim() not in (2, 3):
         raise ValueError(f"mask must be [B, H, W] or [H, W], got {list(mask.shape)}")
     squared, index = ops.distance_transform(mask if mask.dim() == 3 else mask[None])

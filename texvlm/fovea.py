@@ -89,8 +89,7 @@ class FoveaLayout:
             if isinstance(value, Tensor):
                 if value.dim() != 0 or not value.is_floating_point():
                     raise ValueError(
-                        f"{name} must be a number or a 0-d floating point tensor, "
-                        f"got {value.dtype} {list(value.shape)}"
+                        f"{name} must be a number or a 0-d floating point tensor, got {value.dtype} {list(value.shape)}"
                     )
             elif value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -104,8 +103,7 @@ class FoveaLayout:
         object.__setattr__(self, "_offsets", None if self._learned else self._positions(torch.float64, cpu))
         if self._offsets is not None and not self._offsets.abs().max() <= MAX_REACH:
             raise ValueError(
-                f"e0 = {self.e0} and m0 = {self.m0} are too small for so many tokens: "
-                "the outer ones lie beyond 2^24 pixels"
+                f"e0 = {self.e0} and m0 = {self.m0} are too small for so many tokens: the outer ones lie beyond 2^24 pixels"
             )
 
     @property
@@ -137,11 +135,7 @@ class FoveaLayout:
 
     def _constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         def tensor(value: float | Tensor) -> Tensor:
-            return (
-                value.to(device, dtype)
-                if isinstance(value, Tensor)
-                else torch.full((), value, dtype=dtype, device=device)
-            )
+            return value.to(device, dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
 
         e0 = tensor(self.e0)
         return (e0 if self.m0 is None else tensor(self.m0)), e0
@@ -169,7 +163,7 @@ def _grid(side: int) -> tuple[list[tuple[float, float]], list[float]]:
 
 
 def _on_square(turn: float) -> tuple[float, float]:
-    """The point of the border of [-1, 1]^2 at `turn` of its length, clockwise from the top's middle (y down)."""
+    """The point of the border of [-1, 1]^2 at `turn` of its length, clockwise from the top, y down."""
     p = 8 * (turn % 1)
     if p < 1:
         return p, -1.0
@@ -228,9 +222,7 @@ def sample_foveated(
 
 
 @fake("fovea_tokens")
-def _(
-    fixation: Tensor, offsets: Tensor, m0: Tensor, e0: Tensor, height: int, width: int, levels: int
-) -> tuple[Tensor, Tensor]:
+def _(fixation: Tensor, offsets: Tensor, m0: Tensor, e0: Tensor, height: int, width: int, levels: int) -> tuple[Tensor, Tensor]:
     shape = (fixation.shape[0], fixation.shape[1], offsets.shape[0])
     return fixation.new_empty((*shape, 2)), fixation.new_empty(shape)
 
@@ -248,7 +240,4 @@ def _(
     levels: int,
     mask: list[bool],
 ) -> tuple[Tensor | None, ...]:
-    return tuple(
-        t.new_empty(t.shape) if wanted else None
-        for t, wanted in zip((fixation, offsets, m0, e0), mask, strict=True)
-    )
+    return tuple(t.new_empty(t.shape) if wanted else None for t, wanted in zip((fixation, offsets, m0, e0), mask, strict=True))

@@ -31,9 +31,7 @@ def laplacian_pyramid(texture: Texture) -> Texture:
         >>> [bands.level(l).abs().max().item() for l in range(bands.levels)]
         [0.0, 0.0, 0.0, 0.0, 1.0]
     """
-    return texture.replace(
-        ops.laplacian_decompose(texture.data, texture.height, texture.width, texture.levels)
-    )
+    return texture.replace(ops.laplacian_decompose(texture.data, texture.height, texture.width, texture.levels))
 
 
 def laplacian_reconstruct(bands: Texture) -> Texture:

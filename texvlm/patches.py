@@ -104,7 +104,4 @@ def _(
     axes: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     inputs = (data, center, lod, axes)
-    return tuple(
-        t.new_empty(t.shape) if wanted and t is not None else None
-        for t, wanted in zip(inputs, mask, strict=True)
-    )
+    return tuple(t.new_empty(t.shape) if wanted and t is not None else None for t, wanted in zip(inputs, mask, strict=True))

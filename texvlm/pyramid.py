@@ -103,7 +103,9 @@ def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, in
         1.0
     """
     if texture.data.requires_grad and torch.is_grad_enabled():
-        raise ValueError("update_mipmaps works in place and is not differentiable: call it under torch.no_grad() or on texture.data.detach()")
+        raise ValueError(
+            "update_mipmaps works in place and is not differentiable: call it under torch.no_grad() or on texture.data.detach()"
+        )
     if rects is not None and not isinstance(rects, Tensor):
         rects = torch.tensor(rects, dtype=torch.int64).reshape(-1, 4)
     ops.update_mipmaps(texture.data, texture.height, texture.width, list(texture.reducer), texture.levels, rects)

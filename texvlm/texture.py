@@ -33,7 +33,7 @@ def as_image(image: ImageLike) -> Tensor:
         return image if image.dim() == 4 else image[None]
     import numpy as np
 
-    array = _from_pil(image) if hasattr(image, "getbands") else image
+    array: object = _from_pil(image) if hasattr(image, "getbands") else image
     if not isinstance(array, np.ndarray):
         raise TypeError(f"image must be a tensor, a uint8 ndarray [H, W, C] or a PIL image, got {type(image).__name__}")
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
@@ -44,11 +44,13 @@ def as_image(image: ImageLike) -> Tensor:
     return (tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1))[None]
 
 
-def _from_pil(image: Image.Image) -> np.ndarray:
+def _from_pil(image: Any) -> np.ndarray:
     import numpy as np
 
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"image of mode {image.mode!r} has more than 8 bits a channel: hand it in as a float tensor scaled to [0, 1]")
+        raise ValueError(
+            f"image of mode {image.mode!r} has more than 8 bits a channel: hand it in as a float tensor scaled to [0, 1]"
+        )
     if image.mode not in ("L", "RGB", "RGBA"):
         image = image.convert("RGBA" if "A" in image.mode or "transparency" in image.info else "RGB")
     return np.asarray(image)
@@ -111,7 +113,14 @@ class Texture:
         self._set(data, height, width, levels, tuple(reducer), tuple(names or ()), {})
 
     def _set(
-        self, data: Tensor, height: int, width: int, levels: int, reducer: tuple[str, ...], names: tuple[str, ...], meta: Mapping[str, Any]
+        self,
+        data: Tensor,
+        height: int,
+        width: int,
+        levels: int,
+        reducer: tuple[str, ...],
+        names: tuple[str, ...],
+        meta: Mapping[str, Any],
     ) -> None:
         if names and len(names) != data.shape[-1]:
             raise ValueError(f"names must name each of the {data.shape[-1]} channels, got {len(names)} names")
@@ -141,6 +150,7 @@ class Texture:
 
     @property
     def channels(self) -> int:
+        """C, the channels of each texel."""
         return self.data.shape[-1]
 
     def index(self, name: str) -> int:
@@ -196,7 +206,9 @@ class Texture:
 def _spatial(keys: ImageLike, grid: tuple[int, int] | None) -> Tensor:
     if not isinstance(keys, Tensor) or keys.dim() != 3 or grid is None or grid[0] * grid[1] != keys.shape[1]:
         shape = list(keys.shape) if hasattr(keys, "shape") else type(keys).__name__
-        raise ValueError(f"layout='spatial' takes a tensor [B, N, D] and grid=(rows, cols) with rows * cols = N, got {shape} and grid={grid}")
+        raise ValueError(
+            f"layout='spatial' takes a tensor [B, N, D] and grid=(rows, cols) with rows * cols = N, got {shape} and grid={grid}"
+        )
     return keys.unflatten(1, grid).permute(0, 3, 1, 2)
 
 

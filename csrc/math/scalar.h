@@ -21,6 +21,13 @@
 #define TEXVLM_HOST_LOOPS 1
 #endif
 
+// Rare paths of the host loops: compiled once instead of once per instruction set.
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#define TEXVLM_NOINLINE __attribute__((noinline))
+#else
+#define TEXVLM_NOINLINE
+#endif
+
 #if defined(__GNUC__) || defined(__CUDACC__)
 #define TEXVLM_RESTRICT __restrict__
 #else

@@ -132,9 +132,7 @@ BAD = [
         lambda: (torch.rand(1, 4), cells, 9),
         r"indices must be \[B, k\] = \[1, 4\]",
     ),
-    Bad(
-        "select_topk_backward", "count", lambda: (torch.rand(1, 2), cells, 1), "count must be at least k = 2"
-    ),
+    Bad("select_topk_backward", "count", lambda: (torch.rand(1, 2), cells, 1), "count must be at least k = 2"),
     Bad("score_cells", "cells-dtype", bad_score(cells=cells.int()), "cells must be Long"),
     Bad("score_cells", "cells-rank", bad_score(cells=cells[0]), r"cells must be \[B, n\]"),
     Bad(
@@ -146,9 +144,7 @@ BAD = [
     Bad("score_cells", "cell", bad_score(cell=0), "cell must be from 1"),
     Bad("score_cells", "samples", bad_score(samples=0), "samples must be from 1"),
     Bad("score_cells", "huge-samples", bad_score(samples=2**40), "samples must be from 1"),
-    Bad(
-        "score_cells", "channels", bad_score(channels=[0, 1, 2, 3, 5]), "channels must be from 0 to 4, got 5"
-    ),
+    Bad("score_cells", "channels", bad_score(channels=[0, 1, 2, 3, 5]), "channels must be from 0 to 4, got 5"),
     Bad("score_cells", "few-channels", bad_score(channels=[0]), "channels must be the 5 indices"),
     Bad("score_cells", "weights", bad_score(weights=[1.0]), "weights must be the 3"),
     Bad("score_cells", "T", bad_score(levels=2), r"data must be \[B, T, C\]"),

@@ -41,11 +41,20 @@ def flat(dtype, g):
 
 
 CASES = [
-    Case("build_channels", "minimal-9x12", picture(9, 12, MINIMAL, moving=True, fixed=True), grads=(0, 4, 5), atol=1e-5, inductor=True),
+    Case(
+        "build_channels",
+        "minimal-9x12",
+        picture(9, 12, MINIMAL, moving=True, fixed=True),
+        grads=(0, 4, 5),
+        atol=1e-5,
+        inductor=True,
+    ),
     Case("build_channels", "minimal-12x10", picture(12, 10, MINIMAL), grads=(0,), atol=1e-5),
     Case("build_channels", "minimal-33x70", picture(33, 70, MINIMAL, moving=True), atol=1e-5),
     Case("build_channels", "minimal-128x140", picture(128, 140, MINIMAL, moving=True, fixed=True), atol=1e-5),
-    Case("build_channels", "minimal-1x11", picture(1, 11, MINIMAL, moving=True), grads=(0, 4), atol=1e-4),  # a map of two texels: ill-conditioned
+    Case(
+        "build_channels", "minimal-1x11", picture(1, 11, MINIMAL, moving=True), grads=(0, 4), atol=1e-4
+    ),  # a map of two texels: ill-conditioned
     Case("build_channels", "minimal-10x1", picture(10, 1, MINIMAL), grads=(0,), atol=1e-5),
     Case("build_channels", "minimal-1x1", picture(1, 1, MINIMAL), atol=1e-5),
     *(
@@ -83,8 +92,28 @@ BAD = [
     Bad("build_channels", "none", lambda: (image, [], 1), "channels must be 1 to 64 indices"),
     Bad("build_channels", "levels", lambda: (image, [0], 5), "levels must be from 1 to 4.*got 5"),
     Bad("build_channels", "texels", lambda: (image, [0], 1, torch.int32), "dtype must be float32"),
-    Bad("build_channels", "previous", lambda: (image, [7], 1, None, torch.rand(2, 3, 8, 8)), "previous must be of the shape of image"),
-    Bad("build_channels", "fixation", lambda: (image, [11], 1, None, None, torch.rand(2, 2)), r"fixation must be \[B, 2\] = \[1, 2\]"),
-    Bad("build_channels", "fixation-dtype", lambda: (image, [11], 1, None, None, torch.rand(1, 2).half()), "fixation must be Float"),
-    Bad("build_channels", "fixation-double", lambda: (image.double(), [11], 1, None, None, torch.rand(1, 2)), "fixation must be Double"),
+    Bad(
+        "build_channels",
+        "previous",
+        lambda: (image, [7], 1, None, torch.rand(2, 3, 8, 8)),
+        "previous must be of the shape of image",
+    ),
+    Bad(
+        "build_channels",
+        "fixation",
+        lambda: (image, [11], 1, None, None, torch.rand(2, 2)),
+        r"fixation must be \[B, 2\] = \[1, 2\]",
+    ),
+    Bad(
+        "build_channels",
+        "fixation-dtype",
+        lambda: (image, [11], 1, None, None, torch.rand(1, 2).half()),
+        "fixation must be Float",
+    ),
+    Bad(
+        "build_channels",
+        "fixation-double",
+        lambda: (image.double(), [11], 1, None, None, torch.rand(1, 2)),
+        "fixation must be Double",
+    ),
 ]

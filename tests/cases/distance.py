@@ -13,7 +13,14 @@ def strided(dtype, g):
 
 CASES = [
     *(
-        Case("distance_transform", f"{h}x{w}-{share}", mask(h, w, share), dtypes=(torch.float32,), exact=True, inductor=(h, w) == (9, 12))
+        Case(
+            "distance_transform",
+            f"{h}x{w}-{share}",
+            mask(h, w, share),
+            dtypes=(torch.float32,),
+            exact=True,
+            inductor=(h, w) == (9, 12),
+        )
         for h, w, share in [(9, 12, 0.1), (1, 20, 0.2), (17, 1, 0.1), (33, 40, 0.02), (5, 1100, 0.001), (6, 7, 0.0), (4, 5, 1.1)]
     ),
     Case("distance_transform", "strided", strided, dtypes=(torch.float32,), exact=True),
@@ -23,5 +30,10 @@ CASES = [
 BAD = [
     Bad("distance_transform", "dtype", lambda: (torch.zeros(1, 3, 3),), "mask must be Bool, got Float"),
     Bad("distance_transform", "rank", lambda: (torch.zeros(3, 3, dtype=torch.bool),), r"mask must be \[B, H, W\].*got \[3, 3\]"),
-    Bad("distance_transform", "zero-size", lambda: (torch.zeros(1, 0, 3, dtype=torch.bool),), "height and width must be at least 1"),
+    Bad(
+        "distance_transform",
+        "zero-size",
+        lambda: (torch.zeros(1, 0, 3, dtype=torch.bool),),
+        "height and width must be at least 1",
+    ),
 ]

@@ -30,9 +30,7 @@ CASES = [
     Case("fovea_tokens", "clamped-lod", tokens(levels=2), grads=ALL, dtypes=FLOATS),
     Case("fovea_tokens", "sharp", tokens(m0=20.0), grads=ALL, dtypes=FLOATS),
     Case("fovea_tokens", "centre", centre, dtypes=FLOATS),
-    Case(
-        "fovea_tokens", "one-fixation", tokens(queries=1, fixations=1, count=1), grads=(0, 2), dtypes=FLOATS
-    ),
+    Case("fovea_tokens", "one-fixation", tokens(queries=1, fixations=1, count=1), grads=(0, 2), dtypes=FLOATS),
     Case("fovea_tokens", "no-fixation", tokens(fixations=0), dtypes=FLOATS),
     Case("fovea_tokens", "empty-batch", tokens(queries=0), dtypes=FLOATS),
 ]
@@ -64,18 +62,14 @@ BAD = [
         lambda: (FIXATION, OFFSETS.double(), one, one, 8, 8, 4),
         "offsets must be Float .as fixation.",
     ),
-    Bad(
-        "fovea_tokens", "m0", lambda: (FIXATION, OFFSETS, torch.ones(1), one, 8, 8, 4), "m0 must be one value"
-    ),
+    Bad("fovea_tokens", "m0", lambda: (FIXATION, OFFSETS, torch.ones(1), one, 8, 8, 4), "m0 must be one value"),
     Bad(
         "fovea_tokens",
         "e0",
         lambda: (FIXATION, OFFSETS, one, one.double(), 8, 8, 4),
         "e0 must be Float .as fixation.*got Double",
     ),
-    Bad(
-        "fovea_tokens", "levels", lambda: (FIXATION, OFFSETS, one, one, 8, 8, 5), "levels must be from 1 to 4"
-    ),
+    Bad("fovea_tokens", "levels", lambda: (FIXATION, OFFSETS, one, one, 8, 8, 5), "levels must be from 1 to 4"),
     Bad(
         "fovea_tokens",
         "zero-size",

@@ -32,32 +32,19 @@ def adjoint(op):
 
 OPS = ("laplacian_decompose", "laplacian_reconstruct")
 CASES = [
-    *(
-        Case(op, f"{h}x{w}x{c}", packed(h, w, c), grads=(0,), inductor=(h, w) == (8, 8))
-        for op in OPS
-        for h, w, c in SIZES
-    ),
+    *(Case(op, f"{h}x{w}x{c}", packed(h, w, c), grads=(0,), inductor=(h, w) == (8, 8)) for op in OPS for h, w, c in SIZES),
     *(Case(op, "two-levels", packed(12, 70, 3, levels=2), grads=(0,)) for op in OPS),
     *(Case(op, "one-level", packed(4, 6, 3, levels=1), grads=(0,)) for op in OPS),
     *(Case(op, "wide", packed(6, 262, 3), atol=1e-5) for op in OPS),
     *(Case(op, "empty-batch", packed(4, 4, 3, batch=0)) for op in OPS),
-    *(
-        Case(f"{op}_backward", "", packed(13, 10, 3, batch=1), grads=(0,), reference=adjoint(op))
-        for op in OPS
-    ),
+    *(Case(f"{op}_backward", "", packed(13, 10, 3, batch=1), grads=(0,), reference=adjoint(op)) for op in OPS),
 ]
 
 data = torch.zeros(1, 21, 3)
 BAD = [
-    *(
-        Bad(op, "T", lambda: (data, 4, 5, 3), r"data must be \[B, T, C\] = \[\*, 25, \*\], got \[1, 21, 3\]")
-        for op in OPS
-    ),
+    *(Bad(op, "T", lambda: (data, 4, 5, 3), r"data must be \[B, T, C\] = \[\*, 25, \*\], got \[1, 21, 3\]") for op in OPS),
     *(Bad(op, "levels", lambda: (data, 4, 4, 4), "levels must be from 1 to 3") for op in OPS),
-    *(
-        Bad(op, "strided", lambda: (torch.zeros(1, 21, 6)[..., ::2], 4, 4, 3), "data must be contiguous")
-        for op in OPS
-    ),
+    *(Bad(op, "strided", lambda: (torch.zeros(1, 21, 6)[..., ::2], 4, 4, 3), "data must be contiguous") for op in OPS),
     *(Bad(op, "dtype", lambda: (data.int(), 4, 4, 3), "data must be float32.*got Int") for op in OPS),
     *(Bad(op, "zero-size", lambda: (data, 0, 4, 3), "height and width must be at least 1") for op in OPS),
 ]

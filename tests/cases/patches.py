@@ -47,10 +47,7 @@ CASES = [
     Case("extract_patches", "clamp", patches(), grads=ALL, inductor=True),
     Case("extract_patches", "axes", patches(axes=True), grads=(*ALL, 9), inductor=True),
     *(Case("extract_patches", a, patches(address=a), grads=ALL) for a in ("wrap", "mirror", "border")),
-    *(
-        Case("extract_patches", f"axes-{a}", patches(address=a, axes=True), grads=(*ALL, 9))
-        for a in ("wrap", "mirror", "border")
-    ),
+    *(Case("extract_patches", f"axes-{a}", patches(address=a, axes=True), grads=(*ALL, 9)) for a in ("wrap", "mirror", "border")),
     *(Case("extract_patches", f"C{c}", patches(c=c, batch=2), grads=ALL) for c in (1, 4, 5, 19)),
     Case("extract_patches", "texels-only", patches(c=3), grads=(0,)),
     Case("extract_patches", "center-only", patches(c=3, count=2), grads=(1,)),
@@ -59,9 +56,7 @@ CASES = [
     Case("extract_patches", "unit", patches(lod=(0, 0), size=5, h=16, w=24), grads=(0, 1)),
     Case("extract_patches", "unit-C1", patches(c=1, lod=(0, 0), size=5, h=16, w=24), grads=(0, 1)),
     Case("extract_patches", "unit-C5", patches(c=5, lod=(1, 1), size=3, h=16, w=24), grads=(0, 1)),
-    Case(
-        "extract_patches", "unit-16", patches(lod=(0, 0), count=8, size=16, h=40, w=48, levels=1), atol=1e-5
-    ),
+    Case("extract_patches", "unit-16", patches(lod=(0, 0), count=8, size=16, h=40, w=48, levels=1), atol=1e-5),
     Case("extract_patches", "unit-33", patches(c=4, lod=(1, 1), count=8, size=33, h=112, w=96), atol=1e-5),
     Case("extract_patches", "wide-wrap", patches(c=7, size=21, address="wrap", h=64, w=96), atol=1e-5),
     # Mode channels depend on texels and have no gradient: that of the others is compared in test_patches.py.
@@ -102,9 +97,7 @@ def call(**change):
 BAD = [
     Bad("extract_patches", "T", call(height=5), r"data must be \[B, T, C\]"),
     Bad("extract_patches", "strided", call(data=torch.zeros(1, 21, 6)[..., ::2]), "data must be contiguous"),
-    Bad(
-        "extract_patches", "rank", call(center=torch.zeros(2, 2)), r"center must be \[B, N, 2\].*got \[2, 2\]"
-    ),
+    Bad("extract_patches", "rank", call(center=torch.zeros(2, 2)), r"center must be \[B, N, 2\].*got \[2, 2\]"),
     Bad(
         "extract_patches",
         "count",

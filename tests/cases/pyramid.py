@@ -83,13 +83,33 @@ CASES = [
 data = torch.zeros(1, 21, 3)
 BAD = [
     Bad("generate_mipmaps", "rank", lambda: (torch.rand(3, 4, 4), ["mean"], 1), r"image must be \[B, C, H, W\].*got \[3, 4, 4\]"),
-    Bad("generate_mipmaps", "dtype", lambda: (torch.ones(1, 3, 4, 4, dtype=torch.int32), ["mean"], 1), "image must be float32.*got Int"),
-    Bad("generate_mipmaps", "zero-size", lambda: (torch.rand(1, 3, 0, 4), ["mean"], 1), "height and width must be at least 1.*0 x 4"),
+    Bad(
+        "generate_mipmaps",
+        "dtype",
+        lambda: (torch.ones(1, 3, 4, 4, dtype=torch.int32), ["mean"], 1),
+        "image must be float32.*got Int",
+    ),
+    Bad(
+        "generate_mipmaps",
+        "zero-size",
+        lambda: (torch.rand(1, 3, 0, 4), ["mean"], 1),
+        "height and width must be at least 1.*0 x 4",
+    ),
     Bad("generate_mipmaps", "levels", lambda: (torch.rand(1, 3, 4, 4), ["mean"], 4), "levels must be from 1 to 3.*got 4"),
     Bad("generate_mipmaps", "huge-levels", lambda: (torch.rand(1, 3, 4, 4), ["mean"], 2**40), "levels must be from 1 to 3"),
     Bad("generate_mipmaps", "negative-levels", lambda: (torch.rand(1, 3, 4, 4), ["mean"], -1), "levels must be from 1 to 3"),
-    Bad("generate_mipmaps", "reducer", lambda: (torch.rand(1, 3, 4, 4), ["median"], 1), "reducer must be mean, max, min or mode, got 'median'"),
-    Bad("generate_mipmaps", "reducers", lambda: (torch.rand(1, 3, 4, 4), ["mean", "max"], 1), "reducer must be one name, or one for each of the 3"),
+    Bad(
+        "generate_mipmaps",
+        "reducer",
+        lambda: (torch.rand(1, 3, 4, 4), ["median"], 1),
+        "reducer must be mean, max, min or mode, got 'median'",
+    ),
+    Bad(
+        "generate_mipmaps",
+        "reducers",
+        lambda: (torch.rand(1, 3, 4, 4), ["mean", "max"], 1),
+        "reducer must be one name, or one for each of the 3",
+    ),
     Bad("update_mipmaps", "T", lambda: (data, 4, 5, ["mean"], 3), r"data must be \[B, T, C\] = \[\*, 25, \*\], got \[1, 21, 3\]"),
     Bad("update_mipmaps", "strided", lambda: (torch.zeros(1, 21, 6)[..., ::2], 4, 4, ["mean"], 3), "data must be contiguous"),
     Bad("update_mipmaps", "rects", lambda: (data, 4, 4, ["mean"], 3, torch.tensor([[0, 0, 5, 4]])), "rects must be inside 4 x 4"),

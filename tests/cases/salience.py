@@ -45,6 +45,10 @@ BAD = [
     Bad("saliency", "channels", lambda: (torch.rand(1, 4, 8, 8),), r"image must be \[B, 3, H, W\].*got \[1, 4, 8, 8\]"),
     Bad("saliency", "dtype", lambda: (torch.ones(1, 3, 8, 8, dtype=torch.int32),), "image must be float32.*got Int"),
     Bad("saliency", "zero-size", lambda: (torch.rand(1, 3, 0, 8),), "height and width must be at least 1"),
-    Bad("saliency", "previous", lambda: (torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 9)), "previous must be of the shape of image"),
-    Bad("saliency", "previous-dtype", lambda: (torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8).double()), "previous must be Float"),
+    Bad(
+        "saliency", "previous", lambda: (torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 9)), "previous must be of the shape of image"
+    ),
+    Bad(
+        "saliency", "previous-dtype", lambda: (torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8).double()), "previous must be Float"
+    ),
 ]

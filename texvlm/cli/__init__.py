@@ -29,34 +29,22 @@ def positive(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands with their options."""
-    top = argparse.ArgumentParser(
-        prog="texvlm", description="Mipmapped, foveated textures for vision-language models."
-    )
+    top = argparse.ArgumentParser(prog="texvlm", description="Mipmapped, foveated textures for vision-language models.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    commands.add_parser(
-        "doctor", help="versions, devices, CUDA and GL: what works, what is missing, how to get it"
-    )
+    commands.add_parser("doctor", help="versions, devices, CUDA and GL: what works, what is missing, how to get it")
 
-    view = commands.add_parser(
-        "view", help="one picture of what texvlm sees in an image and which cells it keeps"
-    )
-    view.add_argument(
-        "-o", "--output", default="texvlm-view.png", metavar="OUT.png", help="where to write it (%(default)s)"
-    )
+    view = commands.add_parser("view", help="one picture of what texvlm sees in an image and which cells it keeps")
+    view.add_argument("-o", "--output", default="texvlm-view.png", metavar="OUT.png", help="where to write it (%(default)s)")
     view.add_argument("--dpi", type=positive, default=160, help="resolution of the drawing (%(default)s)")
 
     select = commands.add_parser("select", help="the kept cells as JSON")
-    select.add_argument(
-        "--json", default="-", metavar="FILE", help="where to write them; - is standard output (the default)"
-    )
+    select.add_argument("--json", default="-", metavar="FILE", help="where to write them; - is standard output (the default)")
 
     for command, largest in ((view, 2048), (select, 0)):
         command.add_argument("image", metavar="IMAGE", help="any picture that Pillow reads")
         command.add_argument("-k", type=positive, default=273, help="how many cells to keep (%(default)s)")
-        command.add_argument(
-            "--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)"
-        )
+        command.add_argument("--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)")
         command.add_argument(
             "--max-size",
             type=positive,

@@ -15,13 +15,9 @@ def checkout() -> Path:
     for root in (Path(__file__).resolve().parents[2], Path.cwd()):
         if (root / "benchmarks" / "_harness.py").exists():
             return root
-    raise Complaint(
-        "the benchmarks are part of the source, not of the installed package: run this in a checkout"
-    )
+    raise Complaint("the benchmarks are part of the source, not of the installed package: run this in a checkout")
 
 
 def run(args: argparse.Namespace) -> int:
     """The command."""
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *args.rest], cwd=checkout(), check=False
-    ).returncode
+    return subprocess.run([sys.executable, "-m", "benchmarks", *args.rest], cwd=checkout(), check=False).returncode

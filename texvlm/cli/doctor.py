@@ -130,28 +130,20 @@ def _compilers(report: Report) -> None:
             "Python.h not found",
             "to build texvlm, install Python's headers (Debian, Ubuntu: apt install python3-dev)",
         )
-    nvcc = shutil.which("nvcc") or next(
-        (path for path in ("/usr/local/cuda/bin/nvcc",) if os.access(path, os.X_OK)), None
-    )
+    nvcc = shutil.which("nvcc") or next((path for path in ("/usr/local/cuda/bin/nvcc",) if os.access(path, os.X_OK)), None)
     if nvcc:
         found = re.search(r"release ([\d.]+)", _output([nvcc, "--version"]))
         report.line("nvcc", found[1] if found else "found, says no version")
     else:
-        report.line(
-            "nvcc", "none found", "to compile the CUDA kernels, install the CUDA toolkit; the CPU needs none"
-        )
+        report.line("nvcc", "none found", "to compile the CUDA kernels, install the CUDA toolkit; the CPU needs none")
 
 
 def _cuda(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
     if info is not None and info["cuda"]:
-        archs = " ".join(
-            f"sm_{arch}" for arch in re.split(r"[;, ]+", str(info["cuda_archs"]).strip('"')) if arch
-        )
+        archs = " ".join(f"sm_{arch}" for arch in re.split(r"[;, ]+", str(info["cuda_archs"]).strip('"')) if arch)
         report.line("kernels", f"CUDA kernels compiled in for {archs} (CUDA {info['cuda_version']})")
     elif info is not None:
-        report.line(
-            "kernels", "no CUDA kernels compiled in", f"with nvcc installed, build again: {BUILD_AGAIN}"
-        )
+        report.line("kernels", "no CUDA kernels compiled in", f"with nvcc installed, build again: {BUILD_AGAIN}")
     if torch is None:
         return
     if torch.cuda.is_available():
@@ -161,9 +153,7 @@ def _cuda(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
     elif torch.version.cuda is None:
         has_card = os.path.exists("/dev/nvidia0") or os.path.exists("/dev/dxg")
         advice = "an NVIDIA card is there, but torch is CPU-only: install one with CUDA and build texvlm anew"
-        report.line(
-            "gpu", "not usable by a CPU-only torch" if has_card else "none", advice if has_card else None
-        )
+        report.line("gpu", "not usable by a CPU-only torch" if has_card else "none", advice if has_card else None)
     else:
         report.line("gpu", "none that torch can use (everything runs on the CPU)")
 
@@ -173,9 +163,7 @@ def _gl(report: Report) -> None:
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:
-        report.line(
-            "gl", "libEGL.so.1 not found", "for OpenGL without a display (optional): apt install libegl1"
-        )
+        report.line("gl", "libEGL.so.1 not found", "for OpenGL without a display (optional): apt install libegl1")
         return
     try:
         egl.eglGetProcAddress.restype = ctypes.c_void_p
@@ -199,9 +187,7 @@ def _gl(report: Report) -> None:
 
 def _companions(report: Report) -> None:
     versions = {name: _version(name) for name in COMPANIONS}
-    report.line(
-        "optional", ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none"
-    )
+    report.line("optional", ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none")
     for purpose in dict.fromkeys(COMPANIONS.values()):
         absent = [name for name, version in versions.items() if not version and COMPANIONS[name] == purpose]
         if absent:

@@ -66,9 +66,7 @@ class Page:
         axes.set_axis_off()
         return axes
 
-    def image(
-        self, x: float, y: float, width: float, height: float, pixels: Array, smooth: bool = True, **how: Any
-    ) -> None:
+    def image(self, x: float, y: float, width: float, height: float, pixels: Array, smooth: bool = True, **how: Any) -> None:
         """An image that fills a box: [h, w, 3 or 4], or [h, w] with a colour map."""
         self.axes(x, y, width, height).imshow(
             pixels,
@@ -131,15 +129,11 @@ def draw(scene: Scene, path: Path, dpi: int) -> None:
 
     rows, columns = selection.grid
     count, cell = int(selection.count[0]), selection.cell
-    page.title(
-        *at.panels[0], "The picture", f"{width} × {height} pixels, {columns} × {rows} cells of {cell} px"
-    )
+    page.title(*at.panels[0], "The picture", f"{width} × {height} pixels, {columns} × {rows} cells of {cell} px")
     page.image(*at.panels[0], at.panel_w, at.panel_h, _rgb(texture.level(0)[0, :3]))
     page.title(*at.panels[1], "What is kept", "cells by score, from edges, entropy and saliency")
     _heat(page, at.panels[1], at.panel_w, at.panel_h, scene)
-    share = (
-        f"{count / max(rows * columns, 1):.0%} of the cells sharp, the rest from level {math.log2(cell):.3g}"
-    )
+    share = f"{count / max(rows * columns, 1):.0%} of the cells sharp, the rest from level {math.log2(cell):.3g}"
     page.title(*at.panels[2], "What a model sees", share)
     page.image(*at.panels[2], at.panel_w, at.panel_h, _rgb(scene.seen))
 

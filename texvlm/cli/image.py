@@ -88,11 +88,7 @@ def _to_rgb(file: Any, path: Path, max_size: int | None) -> Picture:
         top = float(grey.max(initial=0.0))
         if not np.isfinite(grey).all() or float(grey.min(initial=0.0)) < 0 or top > 65535:
             raise Complaint(f"{path} has pixels outside what a picture can show (mode {upright.mode})")
-        scale = (
-            65535.0
-            if upright.mode.startswith("I")
-            else (1.0 if top <= 1 else 255.0 if top <= 255 else 65535.0)
-        )
+        scale = 65535.0 if upright.mode.startswith("I") else (1.0 if top <= 1 else 255.0 if top <= 255 else 65535.0)
         upright = Image.fromarray(grey / scale)
         remarks.append(f"grey values divided by {scale:g}")
     elif "A" in upright.getbands() or "transparency" in upright.info:

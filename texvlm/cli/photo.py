@@ -16,9 +16,7 @@ def photo() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(folder) / PHOTO).exists():
             return path
-    raise Complaint(
-        "the demo's photograph comes with scikit-image: pip install scikit-image, or name a picture"
-    )
+    raise Complaint("the demo's photograph comes with scikit-image: pip install scikit-image, or name a picture")
 
 
 if __name__ == "__main__":

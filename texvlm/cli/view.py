@@ -51,9 +51,7 @@ def timed(work: Callable[[], R]) -> tuple[R, float]:
 
 def texel_centres(height: int, width: int) -> Tensor:
     """The centres of all level-0 texels as uv [1, H * W, 2]."""
-    v, u = torch.meshgrid(
-        (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij"
-    )
+    v, u = torch.meshgrid((torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij")
     return torch.stack([u, v], dim=-1).view(1, -1, 2)
 
 
@@ -71,9 +69,7 @@ def kept_mask(selection: Any, height: int, width: int) -> Tensor:
     rows, columns = selection.grid
     kept = torch.zeros(rows * columns, dtype=torch.bool)
     kept[selection.indices[0, : int(selection.count[0])]] = True
-    pixels = (
-        kept.view(rows, columns).repeat_interleave(selection.cell, 0).repeat_interleave(selection.cell, 1)
-    )
+    pixels = kept.view(rows, columns).repeat_interleave(selection.cell, 0).repeat_interleave(selection.cell, 1)
     return pixels[:height, :width]
 
 
@@ -148,9 +144,7 @@ def run(args: argparse.Namespace) -> int:
     print_table([read, *stages, drawn])
     total = scene.selection.grid[0] * scene.selection.grid[1]
     if args.k > total:
-        picture.remarks.append(
-            f"the picture has {total} cells of {args.cell} px, fewer than k = {args.k}: all are kept"
-        )
+        picture.remarks.append(f"the picture has {total} cells of {args.cell} px, fewer than k = {args.k}: all are kept")
     for remark in picture.remarks:
         print(f"note: {remark}")
     print(f"the picture is at {output.resolve()}")
@@ -163,10 +157,7 @@ def print_table(stages: list[Stage]) -> None:
         f"milliseconds: median of {REPEATS} calls on {torch.get_num_threads()} CPU threads (read, draw: one);"
         " megabytes: what it hands on"
     )
-    rows = [
-        (s.name, s.result, f"{s.milliseconds:,.2f}", "" if s.megabytes is None else f"{s.megabytes:,.2f}")
-        for s in stages
-    ]
+    rows = [(s.name, s.result, f"{s.milliseconds:,.2f}", "" if s.megabytes is None else f"{s.megabytes:,.2f}") for s in stages]
     try:
         from rich.console import Console
         from rich.table import Table

@@ -149,9 +149,7 @@ def kept_cells(k: int, total: int) -> tuple[int, int, int]:
     return min(max(k, first), total), min(max(k, second), total), min(k, total)
 
 
-def select(
-    image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, float] | None = None
-) -> Selection:
+def select(image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, float] | None = None) -> Selection:
     """Select the cells of a picture that deserve to be seen sharply (the salience path).
 
     Args:
@@ -167,9 +165,7 @@ def select(
     image = image[None] if image.dim() == 3 else image
     unknown = set(weights or {}) - set(SCORE_WEIGHTS)
     if unknown:
-        raise ValueError(
-            f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}"
-        )
+        raise ValueError(f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}")
     scale = list({**SCORE_WEIGHTS, **(weights or {})}.values())
     batch, _, height, width = image.shape
     levels = level_count(height, width)

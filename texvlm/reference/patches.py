@@ -65,15 +65,11 @@ def extract_patches(
     center, lod = torch.where(finite[..., None], center, 0.5), torch.where(finite, lod, 0)
     lod = lod.clamp(0, levels - 1)
 
-    offset = (
-        patch_offsets(size, dtype, center.device) * torch.exp2(lod)[..., None, None]
-    )  # [B, N, S*S, 2] pixels
+    offset = patch_offsets(size, dtype, center.device) * torch.exp2(lod)[..., None, None]  # [B, N, S*S, 2] pixels
     if axes is not None:
         offset = (axes[:, :, None] * offset[..., None, :]).sum(-1)
     uv = center[:, :, None] + offset / torch.tensor([width, height], dtype=dtype, device=center.device)
     lod = lod[..., None].expand(uv.shape[:3])
-    value = sample_lod(
-        data, uv.flatten(1, 2), lod.flatten(1, 2), height, width, reducer, levels, address=address
-    )
+    value = sample_lod(data, uv.flatten(1, 2), lod.flatten(1, 2), height, width, reducer, levels, address=address)
     value = value.reshape(batch, count, size, size, data.shape[2])
     return torch.where(finite[..., None, None, None], value, torch.nan).permute(0, 1, 4, 2, 3)

@@ -98,9 +98,7 @@ def store(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value if value.dtype == dtype else _Store.apply(value, dtype)
 
 
-def by_channels(
-    value: Tensor, names: Sequence[str], functions: Mapping[str, Callable[[Tensor], Tensor]]
-) -> Tensor:
+def by_channels(value: Tensor, names: Sequence[str], functions: Mapping[str, Callable[[Tensor], Tensor]]) -> Tensor:
     """Apply to each channel (last dimension) the function its name stands for; one call per distinct name."""
     groups = {f: [c for c, name in enumerate(names) if functions[name] is f] for f in functions.values()}
     groups = {f: members for f, members in groups.items() if members}
@@ -132,11 +130,7 @@ def _window(value: Tensor) -> Tensor:
     for size in value.shape[1:3]:
         starts.append(2 * torch.arange(max(1, size // 2), device=value.device))
         reach.append(1 if size == 1 else 2 + size % 2)
-    taps = [
-        value[:, (starts[0] + dy)[:, None], starts[1] + dx]
-        for dy in range(reach[0])
-        for dx in range(reach[1])
-    ]
+    taps = [value[:, (starts[0] + dy)[:, None], starts[1] + dx] for dy in range(reach[0]) for dx in range(reach[1])]
     return torch.stack(taps)
 
 

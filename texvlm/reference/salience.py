@@ -159,9 +159,7 @@ def saliency(image: Tensor, previous: Tensor | None = None) -> Tensor:
     light = luma(planes)
     local = [edge(light), motion(light, None if previous is None else luma(rgb_planes(previous)))]
     levels = level_count(height, width)
-    texture = generate_mipmaps(
-        torch.cat([planes, torch.stack(local, dim=1)], dim=1), ["mean"] * 3 + ["max"] * 2, levels
-    )
+    texture = generate_mipmaps(torch.cat([planes, torch.stack(local, dim=1)], dim=1), ["mean"] * 3 + ["max"] * 2, levels)
     base = min(BASE_LEVEL, levels - 1)
     size = split_levels(texture, height, width, levels)[base].shape[1:3]
     features = []  # per level [B, h, w, (L, a, b, edge, motion)] at the base level's texel centres

@@ -1,0 +1,234 @@
+// Sampling at an explicit level of detail, query by query. The adjoint is in sample_adjoint.h.
+//
+// value = (1 - t) * level l0 + t * level l1, each level bilinear (filter.h). Level l1 is not read where t = 0, so values there
+// that are not finite don't matter; texels outside the picture are not read under Address::border. Mode channels are the nearest
+// texel of the nearest level and have no gradient. A query that is not finite gives NaN and takes no part in any gradient.
+#pragma once
+
+#include "lanes.h"
+#include "taps.h"
+
+namespace texvlm {
+
+// The four texels of a bilinear fetch in one channel; outside the picture (Address::border) they are zero.
+template <class A>
+struct Corners {
+  A t00, t01, t10, t11;
+};
+
+template <class A, class T>
+TEXVLM_HD Corners<A> corners(const T* texels, int64_t channels, const Bilinear<A>& q) {
+  const bool x0 = q.x.d0 != A(0), x1 = q.x.d1 != A(0), y0 = q.y.d0 != A(0), y1 = q.y.d1 != A(0);
+  return {x0 && y0 ? static_cast<A>(texels[q.t00 * channels]) : A(0), x1 && y0 ? static_cast<A>(texels[q.t01 * channels]) : A(0),
+          x0 && y1 ? static_cast<A>(texels[q.t10 * channels]) : A(0), x1 && y1 ? static_cast<A>(texels[q.t11 * channels]) : A(0)};
+}
+
+template <class A>
+TEXVLM_HD A blend(const Corners<A>& v, A x0, A x1, A y0, A y1) {
+  return y0 * (x0 * v.t00 + x1 * v.t01) + y1 * (x0 * v.t10 + x1 * v.t11);
+}
+template <class A>
+TEXVLM_HD A blend(const Corners<A>& v, const Bilinear<A>& q) {
+  return blend(v, q.x.w0, q.x.w1, q.y.w0, q.y.w1);
+}
+
+// What a query reads at one LOD: the two levels and the taps in each.
+template <class A>
+struct LodTaps {
+  LevelLerp<A> level;
+  Bilinear<A> near, far;
+};
+
+template <class A>
+TEXVLM_HD LodTaps<A> lod_taps(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
+  LodTaps<A> q;
+  if (filter == Filter::trilinear) {
+    q.level = level_lerp(lod, levels.count);
+  } else {
+    const int nearest = nearest_level(lod, levels.count);
+    q.level = {nearest, nearest, A(0), A(0)};
+  }
+  q.near = bilinear(u, v, levels, q.level.l0, address);
+  q.far = bilinear(u, v, levels, q.level.l1, address);
+  return q;
+}
+
+// The nearest texel of the nearest level: its number from the picture's first texel, -1 outside.
+template <class A>
+TEXVLM_HD int64_t nearest_texel(A u, A v, A lod, const Levels& levels, Address address) {
+  const int level = nearest_level(lod, levels.count), width = static_cast<int>(levels.width[level]);
+  const int x = axis_nearest(u, width, address), y = axis_nearest(v, static_cast<int>(levels.height[level]), address);
+  return x < 0 || y < 0 ? -1 : levels.offset[level] + static_cast<int64_t>(y) * width + x;
+}
+
+template <class T>
+TEXVLM_HD T not_a_number() {
+  return static_cast<T>(static_cast<Acc<T>>(NAN));
+}
+
+template <class T, int C>
+struct SampleLod {
+  using A = Acc<T>;
+  TextureView<const T> texture;
+  QueryView<A> queries;
+  T* out;  // [B, N, C]
+  int64_t count;
+  Reducers reducers;
+  Filter filter;
+  Address address;
+  int64_t elements;  // of the whole buffer
+
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
+    const int64_t channels = C ? C : texture.channels;
+    T* to = out + (b * count + n) * channels;
+    const A u = queries.u(b, n), v = queries.v(b, n), lod = queries.level(b, n);
+    if (!(finite(u) && finite(v) && finite(lod))) {
+      for (int64_t c = c0; c < c1; ++c) to[c] = not_a_number<T>();
+      return;
+    }
+    const T* texels = texture.data + b * texture.batch_stride;
+    if (filter == Filter::nearest || reducers.any_mode) nearest(texels, nearest_texel(u, v, lod, texture.levels, address), to, c0, c1);
+    if (filter == Filter::nearest || (reducers.uniform && reducers.any_mode)) return;
+    const LodTaps<A> q = lod_taps(u, v, lod, texture.levels, filter, address);
+    for (int64_t c = c0; c < c1; ++c) {
+      if (reducers.any_mode && reducers.of(c) == Reducer::mode) continue;
+      A value = blend(corners(texels + c, channels, q.near), q.near);
+      if (q.level.t != A(0)) value = (A(1) - q.level.t) * value + q.level.t * blend(corners(texels + c, channels, q.far), q.far);
+      to[c] = static_cast<T>(value);
+    }
+  }
+
+  TEXVLM_HD void nearest(const T* texels, int64_t texel, T* to, int64_t c0, int64_t c1) const {
+    const int64_t channels = C ? C : texture.channels;
+    for (int64_t c = c0; c < c1; ++c) to[c] = texel < 0 ? static_cast<T>(A(0)) : texels[texel * channels + c];
+  }
+
+#if defined(TEXVLM_HOST_LOOPS)
+  // Blocks of queries: while one is applied, the texels of the next are on their way.
+  TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
+    if (filter == Filter::nearest || (reducers.uniform && reducers.any_mode)) {
+      for (int64_t n = n0; n < n1; ++n) slowly(b, n);
+      return;
+    }
+    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, false};
+    BlockTaps<A> ring[2];
+    int turn = 0;
+    for (int64_t n = n0 - kBlock; n < n1; n += kBlock, turn ^= 1) {
+      if (n + kBlock < n1) prepare(b, n + kBlock, static_cast<int>(minimum<int64_t>(kBlock, n1 - n - kBlock)), placing, ring[turn ^ 1]);
+      if (n >= n0) apply(b, n, static_cast<int>(minimum<int64_t>(kBlock, n1 - n)), ring[turn]);
+    }
+  }
+
+  TEXVLM_NOINLINE void slowly(int64_t b, int64_t n) const { (*this)(b, n, int64_t{0}, C ? int64_t{C} : texture.channels); }
+
+  TEXVLM_HD void prepare(int64_t b, int64_t n, int valid, const Placing& placing, BlockTaps<A>& taps) const {
+    const int64_t channels = C ? C : texture.channels;
+    place_run(queries, b, n, valid, placing, taps);
+    const T* texels = texture.data + b * texture.batch_stride;
+    fetch_ahead(texels, channels, taps.near);
+    if (taps.two) fetch_ahead(texels, channels, taps.far);
+    if constexpr (C == 3 && sizeof(T) == 4) {  // loads of four floats must end inside the buffer
+      const int64_t last = elements - b * texture.batch_stride - 4;
+      guard(taps.near, last, taps.slow);
+      if (taps.two) guard(taps.far, last, taps.slow);
+    }
+  }
+
+  TEXVLM_HD static void guard(const LevelTaps<A>& taps, int64_t last, int* slow) {
+    for (int i = 0; i < kBlock; ++i)
+      slow[i] |= maximum(taps.top[i], taps.bottom[i]) + maximum<int64_t>(taps.step[i], 0) > last;
+  }
+
+  // Both rows of two texels, to the line in which they end.
+  TEXVLM_HD static void fetch_ahead(const T* texels, int64_t channels, const LevelTaps<A>& taps) {
+    const int64_t bytes = 2 * channels * static_cast<int64_t>(sizeof(T));
+    for (int i = 0; i < kBlock; ++i) {
+      const char* top = reinterpret_cast<const char*>(texels + minimum(taps.top[i], taps.top[i] + taps.step[i]));
+      const char* bottom = reinterpret_cast<const char*>(texels + minimum(taps.bottom[i], taps.bottom[i] + taps.step[i]));
+      for (int64_t at = 0; at < bytes; at += kLineBytes) {
+        TEXVLM_PREFETCH(top + at);
+        TEXVLM_PREFETCH(bottom + at);
+      }
+      if (bytes > static_cast<int64_t>(sizeof(T))) {
+        TEXVLM_PREFETCH(top + bytes - 1);
+        TEXVLM_PREFETCH(bottom + bytes - 1);
+      }
+    }
+  }
+
+  TEXVLM_HD void apply(int64_t b, int64_t n, int valid, const BlockTaps<A>& taps) const {
+    const int64_t channels = C ? C : texture.channels;
+    const T* texels = texture.data + b * texture.batch_stride;
+    T* to = out + (b * count + n) * channels;
+    int any_slow = 0;
+    for (int i = 0; i < kBlock; ++i) any_slow |= taps.slow[i];
+    if (!any_slow && !taps.two) {
+      for (int i = 0; i < valid; ++i, to += channels) one_level(texels, channels, taps.near, i, to, i + 1 == valid);
+    } else {
+      for (int i = 0; i < valid; ++i, to += channels) {
+        if (taps.slow[i]) {
+          slowly(b, n + i);
+        } else if (taps.t[i] == A(0)) {
+          one_level(texels, channels, taps.near, i, to, true);
+        } else {
+          two_levels(texels, channels, taps, i, to);
+        }
+      }
+    }
+    if (!reducers.any_mode) return;
+    for (int i = 0; i < valid; ++i) modes(b, n + i);
+  }
+
+  // The mode channels of a query, after all channels have been blended.
+  TEXVLM_NOINLINE void modes(int64_t b, int64_t n) const {
+    const A u = queries.u(b, n), v = queries.v(b, n), lod = queries.level(b, n);
+    if (!(finite(u) && finite(v) && finite(lod))) return;
+    const int64_t channels = C ? C : texture.channels, texel = nearest_texel(u, v, lod, texture.levels, address);
+    T* to = out + (b * count + n) * channels;
+    for (int64_t c = 0; c < channels; ++c)
+      if (reducers.of(c) == Reducer::mode) nearest(texture.data + b * texture.batch_stride, texel, to, c, c + 1);
+  }
+
+  // `last`: nothing may be written beyond this query's channels.
+  TEXVLM_HD static void one_level(const T* texels, int64_t channels, const LevelTaps<A>& taps, int i, T* TEXVLM_RESTRICT to, bool last) {
+    const T *top = texels + taps.top[i], *bottom = texels + taps.bottom[i];
+    const int64_t step = taps.step[i];
+    const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = taps.fy[i], y0 = A(1) - y1;
+#if defined(TEXVLM_HAS_LANES)
+    if constexpr (sizeof(T) >= 4 && (C == 4 || (C == 3 && sizeof(T) == 4))) {
+      const Lanes<A, 4> value = y0 * (x0 * load_lanes<A, 4>(top) + x1 * load_lanes<A, 4>(top + step)) +
+                                y1 * (x0 * load_lanes<A, 4>(bottom) + x1 * load_lanes<A, 4>(bottom + step));
+      if (C == 4 || !last) {
+        memcpy(to, &value, sizeof(value));
+      } else {
+        memcpy(to, &value, 3 * sizeof(T));
+      }
+      return;
+    }
+#endif
+    for (int64_t c = 0; c < channels; ++c) {
+      const A upper = x0 * static_cast<A>(top[c]) + x1 * static_cast<A>(top[step + c]);
+      const A lower = x0 * static_cast<A>(bottom[c]) + x1 * static_cast<A>(bottom[step + c]);
+      to[c] = static_cast<T>(y0 * upper + y1 * lower);
+    }
+  }
+
+  TEXVLM_HD static void two_levels(const T* texels, int64_t channels, const BlockTaps<A>& taps, int i, T* TEXVLM_RESTRICT to) {
+    const T *top0 = texels + taps.near.top[i], *bottom0 = texels + taps.near.bottom[i];
+    const T *top1 = texels + taps.far.top[i], *bottom1 = texels + taps.far.bottom[i];
+    const int64_t step0 = taps.near.step[i], step1 = taps.far.step[i];
+    const A t = taps.t[i], s = A(1) - t;
+    const A fx0 = taps.near.fx[i], gx0 = A(1) - fx0, fy0 = taps.near.fy[i], gy0 = A(1) - fy0;
+    const A fx1 = taps.far.fx[i], gx1 = A(1) - fx1, fy1 = taps.far.fy[i], gy1 = A(1) - fy1;
+    for (int64_t c = 0; c < channels; ++c) {
+      const A near = gy0 * (gx0 * static_cast<A>(top0[c]) + fx0 * static_cast<A>(top0[step0 + c])) +
+                     fy0 * (gx0 * static_cast<A>(bottom0[c]) + fx0 * static_cast<A>(bottom0[step0 + c]));
+      const A far = gy1 * (gx1 * static_cast<A>(top1[c]) + fx1 * static_cast<A>(top1[step1 + c])) +
+                    fy1 * (gx1 * static_cast<A>(bottom1[c]) + fx1 * static_cast<A>(bottom1[step1 + c]));
+      to[c] = static_cast<T>(s * near + t * far);
+    }
+  }
+#endif
+};
+
+}  // namespace texvlm

@@ -1,0 +1,159 @@
+// Host code of the stem `sample`: sampling at an explicit level of detail, and its adjoint.
+#include "math/sample_adjoint.h"
+
+#include <ATen/Context.h>
+
+#include <array>
+
+#include "autograd.h"
+#include "filter.h"
+#include "launch.h"
+#include "scatter.h"
+#include "tensor.h"
+
+namespace texvlm {
+namespace {
+
+struct Inputs {
+  Levels table;
+  Reducers reducers;
+  Filter filter;
+  Address address;
+};
+
+Inputs check_inputs(const char* op, const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width,
+                    const Names& reducer, int64_t levels, std::string_view filter, std::string_view address) {
+  const Levels table = check_texture(op, data, height, width, levels);
+  check_coordinates(op, "uv", uv, data, "[B, N, 2]", {-1, -1, 2});
+  check_coordinates(op, "lod", lod, data, "[B, N]", {uv.size(0), uv.size(1)});
+  return {table, check_reducers(op, strings(reducer), data.size(2)), parse_filter(op, filter), parse_address(op, address)};
+}
+
+template <class A>
+QueryView<A> query_view(const Tensor& uv, const Tensor& lod) {
+  return {pointer<const A>(uv), pointer<const A>(lod), uv.stride(0), uv.stride(1), uv.stride(2), lod.stride(0), lod.stride(1)};
+}
+
+Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width, Names reducer, int64_t levels,
+                  c10::string_view filter, c10::string_view address) {
+  const Inputs in = check_inputs("sample_lod", data, uv, lod, height, width, reducer, levels, filter, address);
+  const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
+  Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
+  dispatch_texel(data.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for_each_query<SampleLod, T>(data.device(), batch, count, channels, false, texture_view<const T>(data, in.table),
+                                 query_view<Acc<T>>(uv, lod), pointer<T>(out), count, in.reducers, in.filter, in.address, data.numel());
+  });
+  return out;
+}
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+
+Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width,
+                              Names reducer, int64_t levels, c10::string_view filter, c10::string_view address, std::array<bool, 3> mask) {
+  const char* op = "sample_lod_backward";
+  const Inputs in = check_inputs(op, data, uv, lod, height, width, reducer, levels, filter, address);
+  const int64_t pictures = data.size(0), batch = uv.size(0), count = uv.size(1), channels = data.size(2), queries = batch * count;
+  check_shape(op, "grad", grad, "[B, N, C]", {batch, count, channels});
+  check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
+  check_same_device(op, "grad", grad, data);
+  const at::Device device = data.device();
+  if (device.is_cuda()) at::globalContext().alertNotDeterministic("texvlm::sample_lod_backward");
+  const at::ScalarType acc = acc_dtype(data.scalar_type());
+
+  const bool banded = mask[0] && device.is_cpu() && channels > 0 && host::worth_banding(queries, pictures);
+  Tensor grad_data, grad_uv, grad_lod;
+  if (mask[0]) {
+    grad_data = banded ? new_tensor(data.sizes(), acc, device) : new_zeros(data.sizes(), acc, device);
+  }
+  if (mask[1]) grad_uv = new_zeros({batch, count, 2}, acc, device);
+  if (mask[2]) grad_lod = new_zeros({batch, count}, acc, device);
+  dispatch_texel(data.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = Acc<T>;
+    const auto texture = texture_view<const T>(data, in.table);
+    const auto view = query_view<A>(uv, lod);
+    const GradView<T> incoming{pointer<const T>(grad), grad.stride(0), grad.stride(1), grad.stride(2)};
+    A* const to_data = mask[0] ? pointer<A>(grad_data) : nullptr;
+    A* const to_uv = mask[1] && in.filter != Filter::nearest ? pointer<A>(grad_uv) : nullptr;
+    A* const to_lod = mask[2] && in.filter == Filter::trilinear && in.table.count > 1 ? pointer<A>(grad_lod) : nullptr;
+    if (!to_data && !to_uv && !to_lod) return;
+    if (banded) {
+      const SampleKeys<A> find{view, in.table, pictures > 1, count, in.filter, in.address};
+      host::scatter_by_bands<SampleLodAdjoint, T>(in.table, pictures, queries, channels, find, to_data, texture, view, incoming,
+                                                  to_data, to_uv, to_lod, count, in.reducers, in.filter, in.address);
+    } else {
+      for_each_query<SampleLodAdjoint, T>(device, batch, count, channels, mask[0], texture, view, incoming, to_data, to_uv, to_lod, count,
+                                          in.reducers, in.filter, in.address);
+    }
+  });
+  if (mask[0]) grad_data = grad_data.to(data.scalar_type());
+  return {grad_data, grad_uv, grad_lod};
+}
+
+// ---- autograd ----
+
+using ForwardSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, c10::string_view, c10::string_view);
+using BackwardSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t,
+                                    c10::string_view, c10::string_view, std::array<bool, 3>);
+
+Tensor call_forward(const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height, const SymInt& width, const Names& reducer,
+                    int64_t levels, c10::string_view filter, c10::string_view address) {
+  static const auto op = op_handle<ForwardSignature>("texvlm::sample_lod");
+  return op.call(data, uv, lod, height, width, reducer, levels, filter, address);
+}
+
+struct SampleLodFunction : torch::autograd::Function<SampleLodFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height,
+                        const SymInt& width, const Names& reducer, int64_t levels, const std::string& filter, const std::string& address) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({data, uv, lod});
+    ctx->saved_data["height"] = height;
+    ctx->saved_data["width"] = width;
+    ctx->saved_data["reducer"] = reducer;
+    ctx->saved_data["levels"] = levels;
+    ctx->saved_data["filter"] = filter;
+    ctx->saved_data["address"] = address;
+    return call_forward(data, uv, lod, height, width, reducer, levels, filter, address);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    static const auto op = op_handle<BackwardSignature>("texvlm::sample_lod_backward");
+    const auto saved = ctx->get_saved_variables();
+    const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
+    auto [data, uv, lod] =
+        op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
+                ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), ctx->saved_data["filter"].toStringRef(),
+                ctx->saved_data["address"].toStringRef(), mask);
+    return {data, uv, lod, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+Tensor sample_lod_autograd(const Tensor& data, const Tensor& uv, const Tensor& lod, SymInt height, SymInt width, Names reducer,
+                           int64_t levels, c10::string_view filter, c10::string_view address) {
+  if (records({&data, &uv, &lod}))
+    return SampleLodFunction::apply(data, uv, lod, height, width, reducer, levels, std::string(filter), std::string(address));
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_forward(data, uv, lod, height, width, reducer, levels, filter, address);
+}
+
+Tensor sample_lod_autocast(const Tensor& data, const Tensor& uv, const Tensor& lod, SymInt height, SymInt width, Names reducer,
+                           int64_t levels, c10::string_view filter, c10::string_view address) {
+  const NoAutocast guard;
+  return call_forward(data, promoted(uv), promoted(lod), height, width, reducer, levels, filter, address);
+}
+
+}  // namespace
+
+#define TEXVLM_SAMPLE_KERNELS          \
+  m.impl("sample_lod", sample_lod); \
+  m.impl("sample_lod_backward", sample_lod_backward)
+TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_SAMPLE_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_SAMPLE_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
+  m.impl("sample_lod", sample_lod_autograd);
+  m.impl("sample_lod_backward", torch::autograd::autogradNotImplementedFallback());
+}
+TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("sample_lod", sample_lod_autocast); }
+TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("sample_lod", sample_lod_autocast); }
+
+}  // namespace texvlm

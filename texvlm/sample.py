@@ -1,0 +1,104 @@
+"""Stem `sample`: texels at any place and any level of detail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from texvlm._ext import acc_dtype, fake, ops
+
+if TYPE_CHECKING:
+    from texvlm.texture import Texture
+
+FILTERS = ("nearest", "bilinear", "trilinear")
+ADDRESS_MODES = ("clamp", "wrap", "mirror", "border")
+
+
+def sample_lod(
+    texture: Texture, uv: Tensor, lod: Tensor | float = 0.0, filter: str = "trilinear", address: str = "clamp"
+) -> Tensor:
+    """Samples a texture at given places and an explicit level of detail.
+
+    Texel (i, j) of level l has its centre at u = (j + 0.5) / width_l, v = (i + 0.5) / height_l (as `align_corners=False`). Level
+    lod = 0 is full size; lod is continuous and clamped to [0, levels - 1].
+
+    Args:
+        texture: texels of batch B, or of batch 1, which all queries share.
+        uv: [B, N, 2], (u, v) = (x, y); the picture is [0, 1] x [0, 1], outside of it `address` decides. Any strides.
+        lod: [B, N], or what broadcasts to it, or a number. Never copied.
+        filter: "nearest": the nearest texel of the nearest level, floor(clamp(lod) + 0.5). "bilinear": four texels of the nearest
+            level. "trilinear": the two levels around lod, each bilinear; the second is not read where lod is a whole number, so
+            values there that are not finite do not matter.
+        address: what texels outside are: "clamp" the edge, "wrap" periodic, "mirror" reflected with the edge repeated, "border" zero.
+
+    Channels with the reducer mode are always the nearest texel of the nearest level. A query with a NaN or infinite coordinate gives
+    NaN in all its channels. Coordinates are computed in float32, float64 beside float64 texels.
+
+    Returns:
+        [B, N, C] in the texels' dtype. Gradients to the texels (but mode channels), to uv (bilinear, trilinear) and to lod
+        (trilinear; zero outside [0, levels - 1]); at cell edges and whole LODs those of the right side; zero for queries that are not
+        finite. Second derivatives raise. CPU results do not depend on the number of threads.
+
+    Raises:
+        ValueError: for shapes, dtypes, devices or names that do not fit.
+
+    Example:
+        >>> import torch, texvlm
+        >>> texture = texvlm.Texture(torch.arange(16.0).reshape(1, 4, 4))
+        >>> uv = torch.tensor([[[0.125, 0.125], [0.5, 0.5]]])
+        >>> texvlm.sample_lod(texture, uv).squeeze(-1)
+        tensor([[0.0000, 7.5000]])
+        >>> texvlm.sample_lod(texture, uv, lod=2.0).squeeze(-1)
+        tensor([[7.5000, 7.5000]])
+    """
+    data = texture.data
+    dtype = acc_dtype(data.dtype)
+    if uv.dtype != dtype:
+        uv = uv.to(dtype)
+    shape = uv.shape[:2]
+    if not isinstance(lod, Tensor):
+        lod = uv.new_full((), lod).expand(shape)
+    elif lod.dtype != dtype or lod.shape != shape:
+        lod = lod.to(dtype).expand(shape)
+    return ops.sample_lod(data, uv, lod, texture.height, texture.width, texture.reducer, texture.levels, filter, address)
+
+
+@fake("sample_lod")
+def _(
+    data: Tensor,
+    uv: Tensor,
+    lod: Tensor,
+    height: int,
+    width: int,
+    reducer: list[str],
+    levels: int,
+    filter: str = "trilinear",
+    address: str = "clamp",
+) -> Tensor:
+    return data.new_empty((uv.shape[0], uv.shape[1], data.shape[2]))
+
+
+@fake("sample_lod_backward")
+def _(
+    grad: Tensor,
+    data: Tensor,
+    uv: Tensor,
+    lod: Tensor,
+    height: int,
+    width: int,
+    reducer: list[str],
+    levels: int,
+    filter: str,
+    address: str,
+    mask: list[bool],
+) -> tuple[Tensor | None, ...]:
+    return empty_like(mask, data, uv, lod)
+
+
+def empty_like(mask: list[bool], *inputs: Tensor) -> tuple[Tensor | None, ...]:
+    """The outputs of a `*_backward` fake: contiguous, as large as the inputs, None where the mask asks for nothing."""
+    return tuple(
+        torch.empty_like(t, memory_format=torch.contiguous_format) if wanted else None for wanted, t in zip(mask, inputs)
+    )
