@@ -70,6 +70,24 @@ TEXVLM_HD LocalMoments<A> moments_at(const A* plane, int64_t b, int64_t y, int64
   return box_moments(means, squares);
 }
 
+// The same of n pixels from column x on.
+template <class A>
+TEXVLM_HD void moments_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT mean,
+                           A* TEXVLM_RESTRICT deviation) {
+  const BoxRows<A> r = box_rows(plane, b, y, height, width);
+  A means[kRun + 2 * kRadius], squares[kRun + 2 * kRadius];  // [j] is column x - kRadius + j
+  const int first = static_cast<int>(maximum<int64_t>(0, kRadius - x));
+  const int last = static_cast<int>(minimum<int64_t>(n + 2 * kRadius, width - x + kRadius));
+  for (int j = first; j < last; ++j) column_moments(r, x - kRadius + j, means[j], squares[j]);
+  for (int j = 0; j < first; ++j) means[j] = means[first], squares[j] = squares[first];
+  for (int j = last; j < n + 2 * kRadius; ++j) means[j] = means[last - 1], squares[j] = squares[last - 1];
+  for (int j = 0; j < n; ++j) {
+    const LocalMoments<A> m = box_moments(means + j, squares + j);
+    mean[j] = m.mean;
+    deviation[j] = m.deviation;
+  }
+}
+
 // (luma - local mean) / (local standard deviation + eps)
 template <class T, int C>
 struct ContrastPlane {
@@ -83,20 +101,13 @@ struct ContrastPlane {
     out[at] = (luma[at] - m.mean) / (m.deviation + T(kContrastEps));
   }
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    const BoxRows<T> r = box_rows(luma, b, y, height, width);
     for (int64_t x = x0; x < x1; x += kRun) {
       const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-      T means[kRun + 2 * kRadius], squares[kRun + 2 * kRadius];  // [j] is column x - kRadius + j
-      const int first = static_cast<int>(maximum<int64_t>(0, kRadius - x));
-      const int last = static_cast<int>(minimum<int64_t>(n + 2 * kRadius, width - x + kRadius));
-      for (int j = first; j < last; ++j) column_moments(r, x - kRadius + j, means[j], squares[j]);
-      for (int j = 0; j < first; ++j) means[j] = means[first], squares[j] = squares[first];
-      for (int j = last; j < n + 2 * kRadius; ++j) means[j] = means[last - 1], squares[j] = squares[last - 1];
-      const int64_t at = (b * height + y) * width + x;
-      for (int j = 0; j < n; ++j) {
-        const LocalMoments<T> m = box_moments(means + j, squares + j);
-        out[at + j] = (luma[at + j] - m.mean) / (m.deviation + T(kContrastEps));
-      }
+      T mean[kRun], deviation[kRun];
+      moments_run(luma, b, y, x, n, height, width, mean, deviation);
+      const T* TEXVLM_RESTRICT from = luma + (b * height + y) * width + x;
+      T* TEXVLM_RESTRICT to = out + (b * height + y) * width + x;
+      for (int j = 0; j < n; ++j) to[j] = (from[j] - mean[j]) / (deviation[j] + T(kContrastEps));
     }
   }
 };
@@ -108,14 +119,25 @@ struct ContrastAdjointSeed {
   T *mean, *to_mean, *to_variance, *to_luma;
   int64_t height, width;
 
+  TEXVLM_HD void at(int64_t i, T local_mean, T deviation) const {
+    const T spread = deviation + T(kContrastEps), direct = grad[i] / spread;
+    const bool varies = deviation > T(0);
+    mean[i] = local_mean;
+    to_mean[i] = -direct;
+    to_variance[i] = varies ? -direct * (luma[i] - local_mean) / (spread * T(2) * (varies ? deviation : T(1))) : T(0);
+    to_luma[i] += direct;
+  }
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     const LocalMoments<T> m = moments_at(luma, b, y, x, height, width);
-    const int64_t at = (b * height + y) * width + x;
-    const T spread = m.deviation + T(kContrastEps), direct = grad[at] / spread;
-    mean[at] = m.mean;
-    to_mean[at] = -direct;
-    to_variance[at] = m.deviation > T(0) ? -direct * (luma[at] - m.mean) / (spread * T(2) * m.deviation) : T(0);
-    to_luma[at] += direct;
+    at((b * height + y) * width + x, m.mean, m.deviation);
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      T local_mean[kRun], deviation[kRun];
+      moments_run(luma, b, y, x, n, height, width, local_mean, deviation);
+      for (int j = 0; j < n; ++j) at((b * height + y) * width + x + j, local_mean[j], deviation[j]);
+    }
   }
 };
 
@@ -137,6 +159,30 @@ struct ContrastAdjoint {
         sum += ay.weight[i] * ax.weight[j] * (to_mean[at] + T(2) * to_variance[at] * (luma[here] - mean[at]));
       }
     to_luma[here] += sum / T(kWindow * kWindow);
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const T ones[kWindow] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const AxisAdjoint<T, kRadius> ay = axis_adjoint<kRadius>(y, height, ones);
+    const Inside in = inside(x0, x1, kRadius, width);
+    for (int64_t x = x0; x < in.begin; ++x) (*this)(b, y, x, 0, 1);
+    for (int64_t x = in.begin; x < in.end; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, in.end - x));
+      const T* TEXVLM_RESTRICT here = luma + (b * height + y) * width + x;
+      T sum[kRun];
+      for (int j = 0; j < n; ++j) sum[j] = T(0);
+      for (int i = 0; i < ay.count; ++i) {
+        const int64_t from = (b * height + ay.first + i) * width + x - kRadius;
+        const T *TEXVLM_RESTRICT m = mean + from, *TEXVLM_RESTRICT gm = to_mean + from, *TEXVLM_RESTRICT gv = to_variance + from;
+        for (int j = 0; j < n; ++j) {
+          T part = 0;
+          for (int k = 0; k < kWindow; ++k) part += gm[j + k] + T(2) * gv[j + k] * (here[j] - m[j + k]);
+          sum[j] += ay.weight[i] * part;
+        }
+      }
+      T* TEXVLM_RESTRICT to = to_luma + (b * height + y) * width + x;
+      for (int j = 0; j < n; ++j) to[j] += sum[j] / T(kWindow * kWindow);
+    }
+    for (int64_t x = in.end; x < x1; ++x) (*this)(b, y, x, 0, 1);
   }
 };
 
@@ -199,6 +245,33 @@ struct PassAdjoint {
         sum += ay.weight[i] * ax.weight[j] * g;
       }
     to_luma[(b * height + y) * width + x] += sum;
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const T kernel[5] = {T(kOuter), T(kInner), T(kMiddle), T(kInner), T(kOuter)};
+    const AxisAdjoint<T, 2> ay = axis_adjoint<2>(y, height, kernel);
+    const Inside in = inside(x0, x1, 2, width);
+    for (int64_t x = x0; x < in.begin; ++x) (*this)(b, y, x, 0, 1);
+    for (int64_t x = in.begin; x < in.end; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, in.end - x));
+      T column[kRun + 4];  // [j] is column x - 2 + j
+      for (int j = 0; j < n + 4; ++j) column[j] = T(0);
+      for (int i = 0; i < ay.count; ++i) {
+        if (low.data) add(low, b, ay.first + i, x - 2, n + 4, ay.weight[i], column);
+        if (high.data) add(high, b, ay.first + i, x - 2, n + 4, -ay.weight[i], column);
+      }
+      T* TEXVLM_RESTRICT to = to_luma + (b * height + y) * width + x;
+      for (int j = 0; j < n; ++j) to[j] += binomial(column[j], column[j + 1], column[j + 2], column[j + 3], column[j + 4]);
+      if (high.data) add(high, b, y, x, n, T(1), to);
+    }
+    for (int64_t x = in.end; x < x1; ++x) (*this)(b, y, x, 0, 1);
+  }
+  TEXVLM_HD static void add(const ImageView<const T>& grad, int64_t b, int64_t y, int64_t x, int n, T weight, T* TEXVLM_RESTRICT to) {
+    const T* TEXVLM_RESTRICT g = &grad.at(b, 0, y, x);
+    if (grad.stride_x == 1) {
+      for (int j = 0; j < n; ++j) to[j] += weight * g[j];
+    } else {
+      for (int j = 0; j < n; ++j) to[j] += weight * g[j * grad.stride_x];
+    }
   }
 };
 
@@ -381,6 +454,14 @@ struct ChannelTexels {
     TEXVLM_HD static void interleave(const A (&v)[kMaxChannels][kRun], int n, int64_t channels, T* out) {
       int j = 0;
 #if defined(TEXVLM_HAS_LANES)
+      if constexpr (!std::is_same_v<A, T>) {  // rounded along x, where it vectorises
+        T rounded[kMaxChannels][kRun];
+        for (int64_t c = 0; c < channels; ++c)
+          for (int i = 0; i < n; ++i) rounded[c][i] = static_cast<T>(v[c][i]);
+        for (; j < n; ++j)
+          for (int64_t c = 0; c < channels; ++c) out[j * channels + c] = rounded[c][j];
+        return;
+      }
       using V = Lanes<A, 4>;
       for (; channels >= 4 && j + 4 <= n; j += 4) {
         for (int64_t tile = 0; tile < channels; tile += 4) {

@@ -92,9 +92,10 @@ TEXVLM_HD Gradient<A> sobel_at(const A* plane, int64_t b, int64_t y, int64_t x, 
   return {smooth(right) - smooth(left), slope(left) + A(2) * slope(x) + slope(right)};
 }
 
-// Magnitudes of n pixels from column x on.
+// The same of n pixels from column x on.
 template <class A>
-TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT out) {
+TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT gx,
+                         A* TEXVLM_RESTRICT gy) {
   const Rows3<A> r = rows3(plane, b, y, height, width);
   A smooth[kRun + 2], slope[kRun + 2];  // [j] is column x - 1 + j
   const int first = x > 0 ? 0 : 1, last = x + n < width ? n + 2 : n + 1;
@@ -106,9 +107,17 @@ TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n,
   if (first == 1) smooth[0] = smooth[1], slope[0] = slope[1];
   if (last == n + 1) smooth[n + 1] = smooth[n], slope[n + 1] = slope[n];
   for (int j = 0; j < n; ++j) {
-    const A gx = smooth[j + 2] - smooth[j], gy = slope[j] + A(2) * slope[j + 1] + slope[j + 2];
-    out[j] = std::sqrt(gx * gx + gy * gy);
+    gx[j] = smooth[j + 2] - smooth[j];
+    gy[j] = slope[j] + A(2) * slope[j + 1] + slope[j + 2];
   }
+}
+
+// Magnitudes of n pixels from column x on.
+template <class A>
+TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT out) {
+  A gx[kRun], gy[kRun];
+  sobel_run(plane, b, y, x, n, height, width, gx, gy);
+  for (int j = 0; j < n; ++j) out[j] = std::sqrt(gx[j] * gx[j] + gy[j] * gy[j]);
 }
 
 template <class T, int C>
@@ -163,16 +172,42 @@ struct SobelAdjointSeed {
   T scale;
   bool clip;
 
+  TEXVLM_HD T factor(T gx, T gy, T g) const {
+    const T magnitude = std::sqrt(gx * gx + gy * gy);
+    const bool flows = (magnitude > T(0)) & !(clip & (magnitude / scale > T(1)));
+    return flows ? g / ((flows ? magnitude : T(1)) * scale) : T(0);
+  }
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     const Gradient<T> g = sobel_at(plane, b, y, x, height, width);
-    const T magnitude = std::sqrt(g.x * g.x + g.y * g.y);
-    const bool flows = magnitude > T(0) && !(clip && magnitude / scale > T(1));
-    const T factor = flows ? grad.at(b, 0, y, x) / (magnitude * scale) : T(0);
+    const T f = factor(g.x, g.y, grad.at(b, 0, y, x));
     const int64_t at = (b * height + y) * width + x;
-    to_x[at] = factor * g.x;
-    to_y[at] = factor * g.y;
+    to_x[at] = f * g.x;
+    to_y[at] = f * g.y;
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      T gx[kRun], gy[kRun];
+      sobel_run(plane, b, y, x, n, height, width, gx, gy);
+      const T* TEXVLM_RESTRICT g = &grad.at(b, 0, y, x);
+      T *TEXVLM_RESTRICT px = to_x + (b * height + y) * width + x, *TEXVLM_RESTRICT py = to_y + (b * height + y) * width + x;
+      for (int j = 0; j < n; ++j) {
+        const T f = factor(gx[j], gy[j], g[j * grad.stride_x]);
+        px[j] = f * gx[j];
+        py[j] = f * gy[j];
+      }
+    }
   }
 };
+
+// Columns of a row whose windows of radius R (and those of the windows around them) stay inside: there, all weights are the kernel's.
+struct Inside {
+  int64_t begin, end;
+};
+TEXVLM_HD Inside inside(int64_t x0, int64_t x1, int64_t radius, int64_t width) {
+  const int64_t begin = maximum(x0, radius), end = minimum(x1, width - radius);
+  return {minimum(begin, x1), maximum(minimum(begin, x1), end)};
+}
 
 // Second half: what each source pixel receives, added to `out`.
 template <class T, int C>
@@ -192,6 +227,19 @@ struct SobelAdjoint {
         sum += sy.weight[i] * dx.weight[j] * to_x[at] + dy.weight[i] * sx.weight[j] * to_y[at];
       }
     out[(b * height + y) * width + x] += sum;
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const T smooth[3] = {T(1), T(2), T(1)}, slope[3] = {T(-1), T(0), T(1)};
+    const AxisAdjoint<T, 1> sy = axis_adjoint<1>(y, height, smooth), dy = axis_adjoint<1>(y, height, slope);
+    const Inside in = inside(x0, x1, 1, width);
+    for (int64_t x = x0; x < in.begin; ++x) (*this)(b, y, x, 0, 1);
+    for (int i = 0; i < sy.count; ++i) {
+      const T *TEXVLM_RESTRICT p = to_x + (b * height + sy.first + i) * width, *TEXVLM_RESTRICT q = to_y + (b * height + sy.first + i) * width;
+      T* TEXVLM_RESTRICT to = out + (b * height + y) * width;
+      for (int64_t x = in.begin; x < in.end; ++x)
+        to[x] += sy.weight[i] * (p[x - 1] - p[x + 1]) + dy.weight[i] * (q[x - 1] + T(2) * q[x] + q[x + 1]);
+    }
+    for (int64_t x = in.end; x < x1; ++x) (*this)(b, y, x, 0, 1);
   }
 };
 

@@ -318,14 +318,18 @@ struct EnlargeAdjoint {
     return (t.i0 == i ? t.w0 : A(0)) + (t.i1 == i ? t.w1 : A(0));
   }
   TEXVLM_HD void at(int64_t b, int64_t y, int64_t x, A* out) const {
-    const int64_t x0 = first(x, fine_w, w), x1 = last(x, fine_w, w);
-    for (int64_t i = maximum<int64_t>(0, first(y, fine_h, h)); i <= last(y, fine_h, h); ++i) {
-      const A wy = weight(i, y, fine_h, h);
-      if (wy == A(0)) continue;
-      for (int64_t j = maximum<int64_t>(0, x0); j <= x1; ++j) {
-        const A wx = weight(j, x, fine_w, w);
-        const A* g = grad + ((b * fine_h + i) * fine_w + j) * channels;
-        for (int64_t c = 0; c < channels; ++c) out[c] += wy * wx * g[c];
+    constexpr int kColumns = 32;
+    const int64_t begin = maximum<int64_t>(0, first(x, fine_w, w)), end = last(x, fine_w, w) + 1;
+    for (int64_t x0 = begin; x0 < end; x0 += kColumns) {
+      const int n = static_cast<int>(minimum<int64_t>(kColumns, end - x0));
+      A wx[kColumns];
+      for (int j = 0; j < n; ++j) wx[j] = weight(x0 + j, x, fine_w, w);
+      for (int64_t i = maximum<int64_t>(0, first(y, fine_h, h)); i <= last(y, fine_h, h); ++i) {
+        const A wy = weight(i, y, fine_h, h);
+        if (wy == A(0)) continue;
+        const A* g = grad + ((b * fine_h + i) * fine_w + x0) * channels;
+        for (int j = 0; j < n; ++j)
+          for (int64_t c = 0; c < channels; ++c) out[c] += wy * wx[j] * g[j * channels + c];
       }
     }
   }
