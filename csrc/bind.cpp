@@ -28,7 +28,9 @@ PYBIND11_MODULE(_C, m) {
         info["compiler"] = __VERSION__;
         info["torch"] = TORCH_VERSION;
         const texvlm::host::Isa isa = texvlm::host::isa();
-        info["cpu"] = isa == texvlm::host::Isa::v4 ? "x86-64-v4 (AVX-512)" : isa == texvlm::host::Isa::v3 ? "x86-64-v3 (AVX2)" : "baseline";
+        info["cpu"] = isa == texvlm::host::Isa::v4   ? "x86-64-v4 (AVX-512)"
+                      : isa == texvlm::host::Isa::v3 ? "x86-64-v3 (AVX2)"
+                                                     : "baseline";
         return info;
       },
       "What this extension was built with: cuda, cuda_archs, cuda_version, compiler, torch, and cpu, the instruction set in use.");
@@ -36,7 +38,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("empty_cache", &texvlm::empty_cache, "Returns the kept CPU buffers to the system.");
 #if defined(__SANITIZE_ADDRESS__)
   m.def(
-      "overflow", [] { const std::vector<char> one(1); return static_cast<const volatile char*>(one.data())[1]; },
+      "overflow",
+      [] {
+        const std::vector<char> one(1);
+        return static_cast<const volatile char*>(one.data())[1];
+      },
       "Reads one byte too far: proves that this build is watched.");
 #endif
 }

@@ -36,14 +36,11 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
     using T = typename decltype(tag)::type;
     const TopKView<T> view{pointer<const T>(scores), scores.stride(0),         scores.stride(1), count, kept,
                            pointer<T>(values),       pointer<int64_t>(indices)};
-    if (scores.is_cuda())
-      return for_each_item<host::kFast<T>>(scores.device(), batch, count, 1, RankScores<T, 0>{view});
+    if (scores.is_cuda()) return for_each_item<host::kFast<T>>(scores.device(), batch, count, 1, RankScores<T, 0>{view});
     const int64_t bytes = SelectRow<T>::workspace_bytes(count, kept);
     const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
     const SelectRow<T> row{view, pointer<char>(workspace), bytes};
-    host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) {
-      host::each_row_any<0, host::kFast<T>>(row, begin, end);
-    });
+    host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) { host::each_row_any<0, host::kFast<T>>(row, begin, end); });
   });
   return {values, indices};
 }
@@ -60,8 +57,8 @@ Tensor select_topk_backward(const Tensor& grad, const Tensor& indices, int64_t c
   const Tensor out = new_zeros({grad.size(0), count}, grad.scalar_type(), grad.device());
   dispatch_texel(grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const ScatterTopK<T, 0> scatter{pointer<const T>(packed), pointer<const int64_t>(places), grad.size(1),
-                                    count, pointer<T>(out)};
+    const ScatterTopK<T, 0> scatter{pointer<const T>(packed), pointer<const int64_t>(places), grad.size(1), count,
+                                    pointer<T>(out)};
     for_each_item<host::kFast<T>>(grad.device(), grad.size(0), grad.size(1), 4, scatter);
   });
   return out;
@@ -70,9 +67,8 @@ Tensor select_topk_backward(const Tensor& grad, const Tensor& indices, int64_t c
 constexpr int64_t kMaxCell = int64_t{1} << 20,
                   kMaxSamples = 4096;  // sample counts then stay far inside 32 bits
 
-Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int64_t width, Names reducer,
-                   int64_t levels, int64_t cell, int64_t samples, at::IntArrayRef channels,
-                   at::ArrayRef<double> weights) {
+Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int64_t width, Names reducer, int64_t levels,
+                   int64_t cell, int64_t samples, at::IntArrayRef channels, at::ArrayRef<double> weights) {
   const char* op = "score_cells";
   const Levels table = check_texture(op, data, height, width, levels);
   const Reducers reducers = check_reducers(op, strings(reducer), data.size(2));
@@ -83,15 +79,12 @@ Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int6
   TEXVLM_CHECK(data.size(0) == 1 || data.size(0) == batch, op, "data",
                "of batch 1 or of the batch of cells (" + std::to_string(batch) + ")", "batch ", data.size(0));
   TEXVLM_CHECK(cell >= 1 && cell <= kMaxCell, op, "cell", "from 1 to 2^20 pixels", cell);
-  TEXVLM_CHECK(samples >= 1 && samples <= kMaxSamples, op, "samples",
-               "from 1 to " + std::to_string(kMaxSamples), samples);
-  TEXVLM_CHECK(channels.size() == kScoreChannels, op, "channels",
-               "the 5 indices of red, green, blue, edge and saliency", channels.size(), " of them");
-  TEXVLM_CHECK(weights.size() == 3, op, "weights", "the 3 of edge, entropy and saliency", weights.size(),
-               " of them");
+  TEXVLM_CHECK(samples >= 1 && samples <= kMaxSamples, op, "samples", "from 1 to " + std::to_string(kMaxSamples), samples);
+  TEXVLM_CHECK(channels.size() == kScoreChannels, op, "channels", "the 5 indices of red, green, blue, edge and saliency",
+               channels.size(), " of them");
+  TEXVLM_CHECK(weights.size() == 3, op, "weights", "the 3 of edge, entropy and saliency", weights.size(), " of them");
   for (const int64_t c : channels)
-    TEXVLM_CHECK(c >= 0 && c < data.size(2), op, "channels", "from 0 to " + std::to_string(data.size(2) - 1),
-                 c);
+    TEXVLM_CHECK(c >= 0 && c < data.size(2), op, "channels", "from 0 to " + std::to_string(data.size(2) - 1), c);
   Tensor out = new_tensor({batch, count}, acc_dtype(data.scalar_type()), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -154,9 +147,7 @@ struct SelectTopK : torch::autograd::Function<SelectTopK> {
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {Tensor(), Tensor()};
-    return {
-        call_select_backward(grads[0], ctx->get_saved_variables()[0], ctx->saved_data["count"].toSymInt()),
-        Tensor()};
+    return {call_select_backward(grads[0], ctx->get_saved_variables()[0], ctx->saved_data["count"].toSymInt()), Tensor()};
   }
 };
 
@@ -171,8 +162,7 @@ std::tuple<Tensor, Tensor> select_topk_autograd(const Tensor& scores, int64_t k)
 
 // The scatter is linear in `grad`, and its adjoint is the gather that it came from.
 struct SelectTopKBackward : torch::autograd::Function<SelectTopKBackward> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& indices,
-                        const SymInt& count) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& indices, const SymInt& count) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({indices});
     return call_select_backward(grad, indices, count);

@@ -1,7 +1,8 @@
 // Host code of the stem `channels`: a texture of named channels from a picture.
 //
-// Forward: luma, then the planes that the asked channels need (edge, contrast, distance, the map of saliency), then every texel once with all
-// its channels, then the mips. Backward: the pyramid's own adjoint, then each channel's into luma, then luma's into the pictures.
+// Forward: luma, then the planes that the asked channels need (edge, contrast, distance, the map of saliency), then every texel
+// once with all its channels, then the mips. Backward: the pyramid's own adjoint, then each channel's into luma, then luma's into
+// the pictures.
 #include "math/channels.h"
 
 #include <ATen/ops/zeros.h>
@@ -50,11 +51,11 @@ Request request(const char* op, const Tensor& image, at::IntArrayRef channels, i
   check_previous(op, previous, image);
   Request r{};
   r.levels = check_levels(op, image.size(2), image.size(3), levels);
-  TEXVLM_CHECK(!channels.empty() && channels.size() <= kMaxChannels, op, "channels", "1 to " + std::to_string(kMaxChannels) + " indices",
-               channels.size());
+  TEXVLM_CHECK(!channels.empty() && channels.size() <= kMaxChannels, op, "channels",
+               "1 to " + std::to_string(kMaxChannels) + " indices", channels.size());
   for (size_t i = 0; i < channels.size(); ++i) {
-    TEXVLM_CHECK(channels[i] >= 0 && channels[i] < kChannels && place_of(channels, channels[i]) == static_cast<int64_t>(i), op, "channels",
-                 "distinct indices from 0 to " + std::to_string(kChannels - 1), channels);
+    TEXVLM_CHECK(channels[i] >= 0 && channels[i] < kChannels && place_of(channels, channels[i]) == static_cast<int64_t>(i), op,
+                 "channels", "distinct indices from 0 to " + std::to_string(kChannels - 1), channels);
     r.list.id[i] = static_cast<int8_t>(channels[i]);
   }
   r.list.count = static_cast<int>(channels.size());
@@ -64,11 +65,13 @@ Request request(const char* op, const Tensor& image, at::IntArrayRef channels, i
   if (fixation && fixation->defined()) {
     const bool wide = image.scalar_type() == at::kDouble;
     check_shape(op, "fixation", *fixation, "[B, 2]", {image.size(0), 2});
-    check_dtype(op, "fixation", *fixation, wide ? at::kDouble : at::kFloat, wide ? " (beside a Double image)" : " (beside an image other than Double)");
+    check_dtype(op, "fixation", *fixation, wide ? at::kDouble : at::kFloat,
+                wide ? " (beside a Double image)" : " (beside an image other than Double)");
     check_same_device(op, "fixation", *fixation, image);
     r.fixation = fixation->contiguous();
   }
-  if (wants(channels, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kSaliency, kEdgeDistance})) r.picture.luma = luma_plane(r.picture.image);
+  if (wants(channels, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kSaliency, kEdgeDistance}))
+    r.picture.luma = luma_plane(r.picture.image);
   if (wants(channels, {kEdge, kSaliency, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
   return r;
 }
@@ -76,8 +79,8 @@ Request request(const char* op, const Tensor& image, at::IntArrayRef channels, i
 template <class A>
 Tensor contrast_plane(const Picture& picture) {
   Tensor out = new_tensor(picture.luma.sizes(), picture.luma.scalar_type(), picture.luma.device());
-  for_each_pixel<ContrastPlane, A>(out.device(), picture.all(), Work{}, pointer<const A>(picture.luma), pointer<A>(out), picture.height(),
-                                   picture.width());
+  for_each_pixel<ContrastPlane, A>(out.device(), picture.all(), Work{}, pointer<const A>(picture.luma), pointer<A>(out),
+                                   picture.height(), picture.width());
   return out;
 }
 
@@ -91,15 +94,16 @@ Tensor distance_plane(const Picture& picture) {
   const A* const edge = pointer<const A>(picture.edge);
   const A* const nothing = nullptr;
   for_each_item<RowStats, A>(device, batch, height, width, edge, nothing, int64_t{1}, pointer<MapStats<A>>(rows), height, width);
-  for_each_item<EdgeThreshold, A>(device, batch, int64_t{1}, height, pointer<const MapStats<A>>(rows), pointer<double>(threshold), height, width);
+  for_each_item<EdgeThreshold, A>(device, batch, int64_t{1}, height, pointer<const MapStats<A>>(rows), pointer<double>(threshold),
+                                  height, width);
   Tensor out = new_tensor({batch, height, width}, picture.edge.scalar_type(), device);
   run_distance(device, batch, height, width, AboveMask<A>{edge, pointer<const double>(threshold), height, width},
                DiagonalSink<A>{pointer<A>(out), height, width});
   return out;
 }
 
-Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype, Maybe previous,
-                      Maybe fixation) {
+Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype,
+                      Maybe previous, Maybe fixation) {
   const char* op = "build_channels";
   const at::ScalarType texel = dtype.value_or(image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type());
   const Request r = request(op, image, channels, levels, previous, fixation);
@@ -115,12 +119,17 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
     if (wants(channels, {kSaliency})) map = salience_map(picture);
     if (wants(channels, {kContrastEdge})) contrast = contrast_plane<A>(picture);
     if (wants(channels, {kEdgeDistance})) distance = distance_plane<A>(picture);
-    const ChannelPlanes<A> planes{view(picture.luma), view(picture.edge), view(contrast), view(distance),
-                                  map.defined() ? enlarged<A>(map, height, width) : Enlarged<A>{}, view(r.fixation)};
+    const ChannelPlanes<A> planes{view(picture.luma),
+                                  view(picture.edge),
+                                  view(contrast),
+                                  view(distance),
+                                  map.defined() ? enlarged<A>(map, height, width) : Enlarged<A>{},
+                                  view(r.fixation)};
     dispatch_texel(texel, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      for_each_pixel<ChannelTexels<S>::template For, T>(image.device(), picture.all(), Work{data.size(2), data.size(2)}, image_view<const S>(picture.image),
-                                                        picture_view<S>(picture.previous), planes, r.list, texture_view<T>(data, r.levels));
+      for_each_pixel<ChannelTexels<S>::template For, T>(image.device(), picture.all(), Work{data.size(2), data.size(2)},
+                                                        image_view<const S>(picture.image), picture_view<S>(picture.previous),
+                                                        planes, r.list, texture_view<T>(data, r.levels));
     });
   });
   build_mipmaps(data, r.levels, r.reducers);
@@ -128,8 +137,8 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
 }
 
 using Signature = Tensor(const Tensor&, at::IntArrayRef, int64_t, std::optional<at::ScalarType>, Maybe, Maybe);
-using BackwardSignature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, int64_t,
-                                                             std::array<bool, 3>, Maybe, Maybe);
+using BackwardSignature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef,
+                                                             int64_t, std::array<bool, 3>, Maybe, Maybe);
 
 // The gradient of contrast_edge into luma.
 template <class A>
@@ -140,10 +149,12 @@ void add_contrast_adjoint(const Picture& picture, const Tensor& grad, const Tens
   add_sobel_adjoint(contrast_plane<A>(picture), grad, kContrastScale, true, to_contrast);
   const auto plane = [&] { return new_tensor(picture.luma.sizes(), picture.luma.scalar_type(), device); };
   const Tensor mean = plane(), to_mean = plane(), to_variance = plane();
-  for_each_pixel<ContrastAdjointSeed, A>(device, picture.all(), Work{1, 16}, pointer<const A>(picture.luma), pointer<const A>(to_contrast),
-                                         pointer<A>(mean), pointer<A>(to_mean), pointer<A>(to_variance), pointer<A>(to_luma), height, width);
+  for_each_pixel<ContrastAdjointSeed, A>(device, picture.all(), Work{1, 16}, pointer<const A>(picture.luma),
+                                         pointer<const A>(to_contrast), pointer<A>(mean), pointer<A>(to_mean),
+                                         pointer<A>(to_variance), pointer<A>(to_luma), height, width);
   for_each_pixel<ContrastAdjoint, A>(device, picture.all(), Work{1, 16}, pointer<const A>(picture.luma), pointer<const A>(mean),
-                                     pointer<const A>(to_mean), pointer<const A>(to_variance), pointer<A>(to_luma), height, width);
+                                     pointer<const A>(to_mean), pointer<const A>(to_variance), pointer<A>(to_luma), height,
+                                     width);
 }
 
 template <class A>
@@ -152,21 +163,24 @@ Tensor fixation_gradient(const Tensor& grad, const Tensor& fixation) {  // grad 
   const Tensor rows = new_tensor({batch, height, 2}, at::kDouble, grad.device());
   Tensor out = new_tensor({batch, 2}, fixation.scalar_type(), grad.device());
   const ImageView<const A> view{pointer<const A>(grad), grad.stride(0), 0, grad.stride(1), grad.stride(2)};
-  for_each_item<EccentricityAdjoint, A>(grad.device(), batch, height, width, view, pointer<const A>(fixation), pointer<double>(rows), height, width);
-  for_each_item<FixationAdjoint, A>(grad.device(), batch, int64_t{2}, height, pointer<const double>(rows), pointer<A>(out), height, width);
+  for_each_item<EccentricityAdjoint, A>(grad.device(), batch, height, width, view, pointer<const A>(fixation),
+                                        pointer<double>(rows), height, width);
+  for_each_item<FixationAdjoint, A>(grad.device(), batch, int64_t{2}, height, pointer<const double>(rows), pointer<A>(out),
+                                    height, width);
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, const Tensor& data, const Tensor& image, at::IntArrayRef channels,
-                                                           int64_t levels, std::array<bool, 3> mask, Maybe previous, Maybe fixation) {
+std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, const Tensor& data, const Tensor& image,
+                                                           at::IntArrayRef channels, int64_t levels, std::array<bool, 3> mask,
+                                                           Maybe previous, Maybe fixation) {
   const char* op = "build_channels_backward";
   const Request r = request(op, image, channels, levels, previous, fixation);
   const Picture& picture = r.picture;
   const int64_t height = picture.height(), width = picture.width();
   check_shape(op, "grad", grad, "[B, T, C]", {picture.batch(), r.levels.texels, r.list.count});
   check_same_device(op, "grad", grad, image);
-  static const auto mips =
-      op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>("texvlm::generate_mipmaps_backward");
+  static const auto mips = op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>(
+      "texvlm::generate_mipmaps_backward");
   const Tensor level0 = mips.call(grad, height, width, Names(reducers_of(channels)), levels, data)
                             .to(picture.image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   const auto incoming = [&](int64_t id) {  // [B, H, W], or undefined where the channel was not asked for
@@ -188,10 +202,11 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
       if (wants(channels, {kContrastEdge})) add_contrast_adjoint<A>(picture, incoming(kContrastEdge), to.luma);
       if (wants(channels, {kHighPass, kLowPass})) {
         const auto view = [](const Tensor& g) {
-          return g.defined() ? ImageView<const A>{pointer<const A>(g), g.stride(0), 0, g.stride(1), g.stride(2)} : ImageView<const A>{};
+          return g.defined() ? ImageView<const A>{pointer<const A>(g), g.stride(0), 0, g.stride(1), g.stride(2)}
+                             : ImageView<const A>{};
         };
-        for_each_pixel<PassAdjoint, A>(image.device(), picture.all(), Work{1, 8}, view(incoming(kHighPass)), view(incoming(kLowPass)),
-                                       pointer<A>(to.luma), height, width);
+        for_each_pixel<PassAdjoint, A>(image.device(), picture.all(), Work{1, 8}, view(incoming(kHighPass)),
+                                       view(incoming(kLowPass)), pointer<A>(to.luma), height, width);
       }
       if (moves && wants(channels, {kMotion})) add_motion_adjoint(picture, incoming(kMotion), to);
       if (wants(channels, {kSaliency})) {
@@ -205,12 +220,13 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
   }
   Tensor to_image, to_previous, to_fixation;
   if (mask[0]) to_image = picture_gradient(picture.image, to);
-  if (mask[1] && picture.previous.defined()) to_previous = moves ? previous_gradient(picture.previous, to) : at::zeros_like(picture.previous);
+  if (mask[1] && picture.previous.defined())
+    to_previous = moves ? previous_gradient(picture.previous, to) : at::zeros_like(picture.previous);
   if (mask[2] && r.fixation.defined()) {
     to_fixation = at::zeros_like(r.fixation);
     if (wants(channels, {kEccentricity})) {
       to_fixation = r.fixation.scalar_type() == at::kDouble ? fixation_gradient<double>(incoming(kEccentricity), r.fixation)
-                                                           : fixation_gradient<float>(incoming(kEccentricity), r.fixation);
+                                                            : fixation_gradient<float>(incoming(kEccentricity), r.fixation);
     }
   }
   return {to_image, to_previous, to_fixation};
@@ -218,15 +234,15 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
 
 // ---- autograd ----
 
-Tensor call_build(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype, Maybe previous,
-                  Maybe fixation) {
+Tensor call_build(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype,
+                  Maybe previous, Maybe fixation) {
   static const auto op = op_handle<Signature>("texvlm::build_channels");
   return op.call(image, channels, levels, dtype, previous, fixation);
 }
 
 struct BuildChannels : torch::autograd::Function<BuildChannels> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype,
-                        Maybe previous, Maybe fixation) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& image, at::IntArrayRef channels, int64_t levels,
+                        std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     Tensor data = call_build(image, channels, levels, dtype, previous, fixation);
     ctx->save_for_backward({data, image, previous.value_or(Tensor()), fixation.value_or(Tensor())});
@@ -240,10 +256,11 @@ struct BuildChannels : torch::autograd::Function<BuildChannels> {
     const auto maybe = [](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; };
     // needs_input_grad counts the tensors that there are
     const bool moves = saved[2].defined(), fixed = saved[3].defined();
-    const std::array<bool, 3> mask = {ctx->needs_input_grad(0), moves && ctx->needs_input_grad(1), fixed && ctx->needs_input_grad(moves ? 2 : 1)};
+    const std::array<bool, 3> mask = {ctx->needs_input_grad(0), moves && ctx->needs_input_grad(1),
+                                      fixed && ctx->needs_input_grad(moves ? 2 : 1)};
     const auto channels = ctx->saved_data["channels"].toIntVector();
-    const auto [image, previous, fixation] = op.call(grads[0], saved[0], saved[1], channels, ctx->saved_data["levels"].toInt(), mask,
-                                                     maybe(saved[2]), maybe(saved[3]));
+    const auto [image, previous, fixation] = op.call(grads[0], saved[0], saved[1], channels, ctx->saved_data["levels"].toInt(),
+                                                     mask, maybe(saved[2]), maybe(saved[3]));
     const auto cast = [](const Tensor& g, const Tensor& like) { return g.defined() ? g.to(like.scalar_type()) : g; };
     return {cast(image, saved[1]), Tensor(), Tensor(), Tensor(), cast(previous, saved[2]), fixation};
   }
@@ -260,13 +277,14 @@ Tensor build_channels_autograd(const Tensor& image, at::IntArrayRef channels, in
 Tensor build_channels_autocast(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype,
                                Maybe previous, Maybe fixation) {
   const NoAutocast guard;
-  return call_build(image, channels, levels, dtype, previous, fixation ? std::optional<Tensor>(promoted(*fixation)) : std::nullopt);
+  return call_build(image, channels, levels, dtype, previous,
+                    fixation ? std::optional<Tensor>(promoted(*fixation)) : std::nullopt);
 }
 
 }  // namespace
 
-#define TEXVLM_CHANNELS_KERNELS                \
-  m.impl("build_channels", build_channels);    \
+#define TEXVLM_CHANNELS_KERNELS             \
+  m.impl("build_channels", build_channels); \
   m.impl("build_channels_backward", build_channels_backward)
 TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_CHANNELS_KERNELS; }
 TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_CHANNELS_KERNELS; }

@@ -13,7 +13,8 @@ std::string shape_of(const at::Tensor& t) {
   return out.str();
 }
 
-void check_shape(const char* op, const char* argument, const at::Tensor& t, const char* names, std::initializer_list<int64_t> sizes) {
+void check_shape(const char* op, const char* argument, const at::Tensor& t, const char* names,
+                 std::initializer_list<int64_t> sizes) {
   bool ok = t.dim() == static_cast<int64_t>(sizes.size());
   int64_t i = 0;
   for (const int64_t size : sizes) {
@@ -33,7 +34,8 @@ void check_shape(const char* op, const char* argument, const at::Tensor& t, cons
 }
 
 void check_dtype(const char* op, const char* argument, const at::Tensor& t, at::ScalarType expected, const char* why) {
-  TEXVLM_CHECK(t.scalar_type() == expected, op, argument, std::string(at::toString(expected)) + why, at::toString(t.scalar_type()));
+  TEXVLM_CHECK(t.scalar_type() == expected, op, argument, std::string(at::toString(expected)) + why,
+               at::toString(t.scalar_type()));
 }
 
 void check_same_device(const char* op, const char* argument, const at::Tensor& t, const at::Tensor& other) {
@@ -71,8 +73,8 @@ Reducer parse_reducer(const char* op, const std::string& name) {
 
 Reducers check_reducers(const char* op, const std::vector<std::string>& names, int64_t channels) {
   const auto count = static_cast<int64_t>(names.size());
-  TEXVLM_CHECK(count == 1 || count == channels, op, "reducer", "one name, or one for each of the " + std::to_string(channels) + " channels",
-               count, " names");
+  TEXVLM_CHECK(count == 1 || count == channels, op, "reducer",
+               "one name, or one for each of the " + std::to_string(channels) + " channels", count, " names");
   Reducers r{};
   r.first = count ? parse_reducer(op, names[0]) : Reducer::mean;
   r.uniform = true;

@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <vector>
 #include <string>
+#include <vector>
 
 #include "math/texture.h"
 
@@ -17,7 +17,8 @@ std::string shape_of(const at::Tensor& t);
   TORCH_CHECK_VALUE(ok, "texvlm::", op, ": ", argument, " must be ", expected, ", got ", __VA_ARGS__)
 
 // The rank, and where a size is not -1, the size of each dimension. `names` is the shape as the user knows it: "[B, N, 2]".
-void check_shape(const char* op, const char* argument, const at::Tensor& t, const char* names, std::initializer_list<int64_t> sizes);
+void check_shape(const char* op, const char* argument, const at::Tensor& t, const char* names,
+                 std::initializer_list<int64_t> sizes);
 void check_dtype(const char* op, const char* argument, const at::Tensor& t, at::ScalarType expected, const char* why);
 void check_same_device(const char* op, const char* argument, const at::Tensor& t, const at::Tensor& other);
 // float32, float64, float16 or bfloat16

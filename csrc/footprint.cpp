@@ -21,14 +21,14 @@ struct Inputs {
   Address address;
 };
 
-Inputs check_inputs(const char* op, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height, int64_t width,
-                    const Names& reducer, int64_t levels, int64_t max_anisotropy, std::string_view address) {
+Inputs check_inputs(const char* op, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height,
+                    int64_t width, const Names& reducer, int64_t levels, int64_t max_anisotropy, std::string_view address) {
   const Levels table = check_texture(op, data, height, width, levels);
   check_coordinates(op, "uv", uv, data, "[B, N, 2]", {-1, -1, 2});
   check_coordinates(op, "ddx", ddx, data, "[B, N, 2]", {uv.size(0), uv.size(1), 2});
   check_coordinates(op, "ddy", ddy, data, "[B, N, 2]", {uv.size(0), uv.size(1), 2});
-  TEXVLM_CHECK(max_anisotropy >= 1 && max_anisotropy <= kMaxAnisotropy, op, "max_anisotropy", "from 1 to " + std::to_string(kMaxAnisotropy),
-               max_anisotropy);
+  TEXVLM_CHECK(max_anisotropy >= 1 && max_anisotropy <= kMaxAnisotropy, op, "max_anisotropy",
+               "from 1 to " + std::to_string(kMaxAnisotropy), max_anisotropy);
   return {table, check_reducers(op, strings(reducer), data.size(2)), parse_address(op, address)};
 }
 
@@ -40,8 +40,8 @@ FootprintView<A> footprint_view(const Tensor& uv, const Tensor& ddx, const Tenso
           {uv.stride(2), ddx.stride(2), ddy.stride(2)}};
 }
 
-Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height, int64_t width, Names reducer,
-                   int64_t levels, int64_t max_anisotropy, c10::string_view address) {
+Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height, int64_t width,
+                   Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
   const Inputs in = check_inputs("sample_grad", data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
@@ -56,9 +56,9 @@ Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, cons
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height,
-                               int64_t width, Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address,
-                               std::array<bool, 4> mask) {
+Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
+                               int64_t height, int64_t width, Names reducer, int64_t levels, int64_t max_anisotropy,
+                               c10::string_view address, std::array<bool, 4> mask) {
   const char* op = "sample_grad_backward";
   const Inputs in = check_inputs(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
@@ -79,10 +79,10 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
     for (int i = 0; i < 4; ++i) to[i] = mask[i] ? pointer<A>(grads[i]) : nullptr;
     const auto run = [&](A* texels, A* uv_, A* ddx_, A* ddy_) {
       if (!texels && !uv_ && !ddx_ && !ddy_) return;
-      for_each_query<SampleGradAdjoint, T>(device, batch, count, channels, texels != nullptr, texture_view<const T>(data, in.table),
-                                           footprint_view<A>(uv, ddx, ddy),
-                                           GradView<T>{pointer<const T>(grad), grad.stride(0), grad.stride(1), grad.stride(2)}, texels, uv_,
-                                           ddx_, ddy_, count, in.reducers, static_cast<int>(max_anisotropy), in.address);
+      for_each_query<SampleGradAdjoint, T>(
+          device, batch, count, channels, texels != nullptr, texture_view<const T>(data, in.table),
+          footprint_view<A>(uv, ddx, ddy), GradView<T>{pointer<const T>(grad), grad.stride(0), grad.stride(1), grad.stride(2)},
+          texels, uv_, ddx_, ddy_, count, in.reducers, static_cast<int>(max_anisotropy), in.address);
     };
     if (device.is_cuda()) return run(to[0], to[1], to[2], to[3]);
     run(nullptr, to[1], to[2], to[3]);  // on the CPU the scatter runs in one thread, in the order of the queries
@@ -94,20 +94,21 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
 
 // ---- autograd ----
 
-using ForwardSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, int64_t,
-                                c10::string_view);
-using BackwardSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t,
-                                    int64_t, c10::string_view, std::array<bool, 4>);
+using ForwardSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t,
+                                int64_t, c10::string_view);
+using BackwardSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt,
+                                    Names, int64_t, int64_t, c10::string_view, std::array<bool, 4>);
 
-Tensor call_forward(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, const SymInt& height, const SymInt& width,
-                    const Names& reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
+Tensor call_forward(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, const SymInt& height,
+                    const SymInt& width, const Names& reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
   static const auto op = op_handle<ForwardSignature>("texvlm::sample_grad");
   return op.call(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
 }
 
 struct SampleGradFunction : torch::autograd::Function<SampleGradFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, const SymInt& height,
-                        const SymInt& width, const Names& reducer, int64_t levels, int64_t max_anisotropy, const std::string& address) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
+                        const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels, int64_t max_anisotropy,
+                        const std::string& address) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({data, uv, ddx, ddy});
     ctx->saved_data["height"] = height;
@@ -121,25 +122,26 @@ struct SampleGradFunction : torch::autograd::Function<SampleGradFunction> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     static const auto op = op_handle<BackwardSignature>("texvlm::sample_grad_backward");
     const auto saved = ctx->get_saved_variables();
-    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2), ctx->needs_input_grad(3)};
+    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2),
+                                   ctx->needs_input_grad(3)};
     auto [data, uv, ddx, ddy] =
-        op.call(grads[0], saved[0], saved[1], saved[2], saved[3], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
-                ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), ctx->saved_data["max_anisotropy"].toInt(),
-                ctx->saved_data["address"].toStringRef(), mask);
+        op.call(grads[0], saved[0], saved[1], saved[2], saved[3], ctx->saved_data["height"].toSymInt(),
+                ctx->saved_data["width"].toSymInt(), ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(),
+                ctx->saved_data["max_anisotropy"].toInt(), ctx->saved_data["address"].toStringRef(), mask);
     return {data, uv, ddx, ddy, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
-Tensor sample_grad_autograd(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, SymInt height, SymInt width,
-                            Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
+Tensor sample_grad_autograd(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, SymInt height,
+                            SymInt width, Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
   if (records({&data, &uv, &ddx, &ddy}))
     return SampleGradFunction::apply(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, std::string(address));
   const at::AutoDispatchBelowADInplaceOrView guard;
   return call_forward(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
 }
 
-Tensor sample_grad_autocast(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, SymInt height, SymInt width,
-                            Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
+Tensor sample_grad_autocast(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, SymInt height,
+                            SymInt width, Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
   const NoAutocast guard;
   return call_forward(data, promoted(uv), promoted(ddx), promoted(ddy), height, width, reducer, levels, max_anisotropy, address);
 }

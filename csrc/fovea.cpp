@@ -17,12 +17,12 @@ struct Fovea {
   Tensor fixation, offsets, m0, e0;
   int64_t batch, fixations, count;
 
-  Fovea(const char* op, const Tensor& fixation_, const Tensor& offsets_, const Tensor& m0_, const Tensor& e0_,
-        int64_t height, int64_t width, int64_t level_count) {
+  Fovea(const char* op, const Tensor& fixation_, const Tensor& offsets_, const Tensor& m0_, const Tensor& e0_, int64_t height,
+        int64_t width, int64_t level_count) {
     levels = check_levels(op, height, width, level_count);
     check_shape(op, "fixation", fixation_, "[B, F, 2]", {-1, -1, 2});
-    TEXVLM_CHECK(fixation_.scalar_type() == at::kFloat || fixation_.scalar_type() == at::kDouble, op,
-                 "fixation", "Float or Double", at::toString(fixation_.scalar_type()));
+    TEXVLM_CHECK(fixation_.scalar_type() == at::kFloat || fixation_.scalar_type() == at::kDouble, op, "fixation",
+                 "Float or Double", at::toString(fixation_.scalar_type()));
     check_shape(op, "offsets", offsets_, "[N, 2]", {-1, 2});
     check_shape(op, "m0", m0_, "one value, []", {});
     check_shape(op, "e0", e0_, "one value, []", {});
@@ -31,8 +31,7 @@ struct Fovea {
       check_same_device(op, name, t, fixation_);
       return t.contiguous();
     };
-    fixation = fixation_.contiguous(), offsets = alike("offsets", offsets_), m0 = alike("m0", m0_),
-    e0 = alike("e0", e0_);
+    fixation = fixation_.contiguous(), offsets = alike("offsets", offsets_), m0 = alike("m0", m0_), e0 = alike("e0", e0_);
     batch = fixation.size(0), fixations = fixation.size(1), count = offsets.size(0);
   }
 
@@ -54,24 +53,24 @@ struct Fovea {
   }
 };
 
-std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
-                                        const Tensor& e0, int64_t height, int64_t width, int64_t levels) {
+std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& offsets, const Tensor& m0, const Tensor& e0,
+                                        int64_t height, int64_t width, int64_t levels) {
   const Fovea f("fovea_tokens", fixation, offsets, m0, e0, height, width, levels);
   const at::ScalarType dtype = fixation.scalar_type();
   Tensor uv = new_tensor({f.batch, f.fixations, f.count, 2}, dtype, fixation.device());
   Tensor lod = new_tensor({f.batch, f.fixations, f.count}, dtype, fixation.device());
   f.dispatch([&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_query<FoveaTokens, T>(fixation.device(), f.batch, f.fixations * f.count, 1, false, f.view<T>(),
-                                   pointer<T>(uv), pointer<T>(lod));
+    for_each_query<FoveaTokens, T>(fixation.device(), f.batch, f.fixations * f.count, 1, false, f.view<T>(), pointer<T>(uv),
+                                   pointer<T>(lod));
   });
   return {uv, lod};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(
-    const Tensor& grad_uv, const Tensor& grad_lod, const Tensor& fixation, const Tensor& offsets,
-    const Tensor& m0, const Tensor& e0, int64_t height, int64_t width, int64_t levels,
-    std::array<bool, 4> mask) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& grad_uv, const Tensor& grad_lod,
+                                                                 const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
+                                                                 const Tensor& e0, int64_t height, int64_t width, int64_t levels,
+                                                                 std::array<bool, 4> mask) {
   const char* op = "fovea_tokens_backward";
   const Fovea f(op, fixation, offsets, m0, e0, height, width, levels);
   check_shape(op, "grad_uv", grad_uv, "[B, F, N, 2]", {f.batch, f.fixations, f.count, 2});
@@ -83,40 +82,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(
   const auto zeros = [&](bool wanted, const Tensor& like) {
     return wanted ? new_zeros(like.sizes(), like.scalar_type(), like.device()) : Tensor();
   };
-  const Tensor to_fixation = zeros(mask[0], fixation), to_offsets = zeros(mask[1], offsets),
-               to_m0 = zeros(mask[2], m0), to_e0 = zeros(mask[3], e0);
+  const Tensor to_fixation = zeros(mask[0], fixation), to_offsets = zeros(mask[1], offsets), to_m0 = zeros(mask[2], m0),
+               to_e0 = zeros(mask[3], e0);
   if (fixation.is_cuda()) at::globalContext().alertNotDeterministic("texvlm::fovea_tokens_backward");
   const Tensor uv = grad_uv.contiguous(), lod = grad_lod.contiguous();
   f.dispatch([&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto maybe = [](const Tensor& t) { return t.defined() ? pointer<T>(t) : nullptr; };
     const auto given = [](const Tensor& t) { return static_cast<const T*>(pointer<T>(t)); };
-    for_each_query<FoveaTokensAdjoint, T>(fixation.device(), f.batch, f.fixations * f.count, 1, true,
-                                          f.view<T>(), given(uv), given(lod), maybe(to_fixation),
-                                          maybe(to_offsets), maybe(to_m0), maybe(to_e0));
+    for_each_query<FoveaTokensAdjoint, T>(fixation.device(), f.batch, f.fixations * f.count, 1, true, f.view<T>(), given(uv),
+                                          given(lod), maybe(to_fixation), maybe(to_offsets), maybe(to_m0), maybe(to_e0));
   });
   return {to_fixation, to_offsets, to_m0, to_e0};
 }
 
 // ---- autograd ----
 
-using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                             SymInt, SymInt, int64_t);
-using BackwardSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
-                                                                     const Tensor&, const Tensor&,
-                                                                     const Tensor&, const Tensor&, SymInt,
-                                                                     SymInt, int64_t, std::array<bool, 4>);
+using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, int64_t);
+using BackwardSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                                     const Tensor&, const Tensor&, SymInt, SymInt, int64_t,
+                                                                     std::array<bool, 4>);
 
-std::tuple<Tensor, Tensor> call(const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
-                                const Tensor& e0, const SymInt& height, const SymInt& width, int64_t levels) {
+std::tuple<Tensor, Tensor> call(const Tensor& fixation, const Tensor& offsets, const Tensor& m0, const Tensor& e0,
+                                const SymInt& height, const SymInt& width, int64_t levels) {
   static const auto op = op_handle<Signature>("texvlm::fovea_tokens");
   return op.call(fixation, offsets, m0, e0, height, width, levels);
 }
 
 struct FoveaTokensFunction : torch::autograd::Function<FoveaTokensFunction> {
-  static tensor_list forward(AutogradContext* ctx, const Tensor& fixation, const Tensor& offsets,
-                             const Tensor& m0, const Tensor& e0, const SymInt& height, const SymInt& width,
-                             int64_t levels) {
+  static tensor_list forward(AutogradContext* ctx, const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
+                             const Tensor& e0, const SymInt& height, const SymInt& width, int64_t levels) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({fixation, offsets, m0, e0});
     ctx->saved_data["height"] = height;
@@ -129,18 +124,17 @@ struct FoveaTokensFunction : torch::autograd::Function<FoveaTokensFunction> {
                               const tensor_list& grads) {  // grads are materialised: zeros where none came
     static const auto op = op_handle<BackwardSignature>("texvlm::fovea_tokens_backward");
     const auto saved = ctx->get_saved_variables();
-    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1),
-                                   ctx->needs_input_grad(2), ctx->needs_input_grad(3)};
-    const auto [fixation, offsets, m0, e0] = op.call(
-        grads[0], grads[1], saved[0], saved[1], saved[2], saved[3], ctx->saved_data["height"].toSymInt(),
-        ctx->saved_data["width"].toSymInt(), ctx->saved_data["levels"].toInt(), mask);
+    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2),
+                                   ctx->needs_input_grad(3)};
+    const auto [fixation, offsets, m0, e0] =
+        op.call(grads[0], grads[1], saved[0], saved[1], saved[2], saved[3], ctx->saved_data["height"].toSymInt(),
+                ctx->saved_data["width"].toSymInt(), ctx->saved_data["levels"].toInt(), mask);
     return {fixation, offsets, m0, e0, Tensor(), Tensor(), Tensor()};
   }
 };
 
-std::tuple<Tensor, Tensor> fovea_tokens_autograd(const Tensor& fixation, const Tensor& offsets,
-                                                 const Tensor& m0, const Tensor& e0, SymInt height,
-                                                 SymInt width, int64_t levels) {
+std::tuple<Tensor, Tensor> fovea_tokens_autograd(const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
+                                                 const Tensor& e0, SymInt height, SymInt width, int64_t levels) {
   if (records({&fixation, &offsets, &m0, &e0})) {
     const tensor_list out = FoveaTokensFunction::apply(fixation, offsets, m0, e0, height, width, levels);
     return {out[0], out[1]};
@@ -149,9 +143,8 @@ std::tuple<Tensor, Tensor> fovea_tokens_autograd(const Tensor& fixation, const T
   return call(fixation, offsets, m0, e0, height, width, levels);
 }
 
-std::tuple<Tensor, Tensor> fovea_tokens_autocast(const Tensor& fixation, const Tensor& offsets,
-                                                 const Tensor& m0, const Tensor& e0, SymInt height,
-                                                 SymInt width, int64_t levels) {
+std::tuple<Tensor, Tensor> fovea_tokens_autocast(const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
+                                                 const Tensor& e0, SymInt height, SymInt width, int64_t levels) {
   const NoAutocast guard;
   return call(promoted(fixation), promoted(offsets), promoted(m0), promoted(e0), height, width, levels);
 }

@@ -14,8 +14,7 @@ Rect whole(const Tensor& data, const Levels& levels, int level) {
 
 // Decomposing reads the levels as they are given; reconstructing goes from coarse to fine over levels that it
 // has stored itself.
-Tensor enlarge_and_add(const char* op, const Tensor& data, int64_t height, int64_t width, int64_t level_count,
-                       bool reconstruct) {
+Tensor enlarge_and_add(const char* op, const Tensor& data, int64_t height, int64_t width, int64_t level_count, bool reconstruct) {
   const Levels levels = check_texture(op, data, height, width, level_count);
   Tensor out = new_tensor(data.sizes(), data.scalar_type(), data.device());
   const int64_t channels = data.size(2), last = levels.offset[levels.count - 1];
@@ -24,17 +23,16 @@ Tensor enlarge_and_add(const char* op, const Tensor& data, int64_t height, int64
     using T = typename decltype(tag)::type;
     const auto in = texture_view<const T>(data, levels), built = texture_view<const T>(out, levels);
     for (int level = levels.count - 2; level >= 0; --level) {
-      for_each_texel<AddEnlarged, T>(data.device(), whole(data, levels, level), channels, in,
-                                     reconstruct ? built : in, texture_view<T>(out, levels), level,
-                                     reconstruct ? Acc<T>(1) : Acc<T>(-1));
+      for_each_texel<AddEnlarged, T>(data.device(), whole(data, levels, level), channels, in, reconstruct ? built : in,
+                                     texture_view<T>(out, levels), level, reconstruct ? Acc<T>(1) : Acc<T>(-1));
     }
   });
   return out;
 }
 
 // The gradient in the accumulators' dtype.
-Tensor enlarge_and_add_backward(const char* op, const Tensor& grad, int64_t height, int64_t width,
-                                int64_t level_count, bool reconstruct) {
+Tensor enlarge_and_add_backward(const char* op, const Tensor& grad, int64_t height, int64_t width, int64_t level_count,
+                                bool reconstruct) {
   const Tensor packed = grad.contiguous();
   const Levels levels = check_texture(op, packed, height, width, level_count);
   Tensor out = new_tensor(grad.sizes(), acc_dtype(grad.scalar_type()), grad.device());
@@ -44,8 +42,8 @@ Tensor enlarge_and_add_backward(const char* op, const Tensor& grad, int64_t heig
     const auto result = texture_view<Acc<T>>(out, levels);
     for_each_texel<CopyLevel, T>(grad.device(), whole(grad, levels, 0), grad.size(2), in, result, 0);
     for (int level = 1; level < levels.count; ++level) {
-      for_each_texel<AddEnlargedAdjoint, T>(grad.device(), whole(grad, levels, level), grad.size(2), in,
-                                            result, level, reconstruct ? Acc<T>(1) : Acc<T>(-1), reconstruct);
+      for_each_texel<AddEnlargedAdjoint, T>(grad.device(), whole(grad, levels, level), grad.size(2), in, result, level,
+                                            reconstruct ? Acc<T>(1) : Acc<T>(-1), reconstruct);
     }
   });
   return out;
@@ -67,27 +65,23 @@ Tensor laplacian_reconstruct_backward(const Tensor& grad, int64_t height, int64_
 // ---- autograd ----
 
 struct Decompose {
-  static constexpr const char *forward = "texvlm::laplacian_decompose",
-                              *backward = "texvlm::laplacian_decompose_backward";
+  static constexpr const char *forward = "texvlm::laplacian_decompose", *backward = "texvlm::laplacian_decompose_backward";
 };
 struct Reconstruct {
-  static constexpr const char *forward = "texvlm::laplacian_reconstruct",
-                              *backward = "texvlm::laplacian_reconstruct_backward";
+  static constexpr const char *forward = "texvlm::laplacian_reconstruct", *backward = "texvlm::laplacian_reconstruct_backward";
 };
 
 // Both maps are linear, so the derivative of the adjoint is the map itself: the same class serves forward and
 // backward ops.
 template <class Op, bool adjoint>
 Tensor call(const Tensor& t, const SymInt& height, const SymInt& width, int64_t levels) {
-  static const auto op =
-      op_handle<Tensor(const Tensor&, SymInt, SymInt, int64_t)>(adjoint ? Op::backward : Op::forward);
+  static const auto op = op_handle<Tensor(const Tensor&, SymInt, SymInt, int64_t)>(adjoint ? Op::backward : Op::forward);
   return op.call(t, height, width, levels);
 }
 
 template <class Op, bool adjoint>
 struct Linear : torch::autograd::Function<Linear<Op, adjoint>> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& t, const SymInt& height, const SymInt& width,
-                        int64_t levels) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& t, const SymInt& height, const SymInt& width, int64_t levels) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->saved_data["height"] = height;
     ctx->saved_data["width"] = width;
@@ -96,11 +90,9 @@ struct Linear : torch::autograd::Function<Linear<Op, adjoint>> {
     return call<Op, adjoint>(t, height, width, levels);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const Tensor grad =
-        call<Op, !adjoint>(grads[0].contiguous(), ctx->saved_data["height"].toSymInt(),
-                           ctx->saved_data["width"].toSymInt(), ctx->saved_data["levels"].toInt());
-    return {grad.to(static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt())), Tensor(), Tensor(),
-            Tensor()};
+    const Tensor grad = call<Op, !adjoint>(grads[0].contiguous(), ctx->saved_data["height"].toSymInt(),
+                                           ctx->saved_data["width"].toSymInt(), ctx->saved_data["levels"].toInt());
+    return {grad.to(static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt())), Tensor(), Tensor(), Tensor()};
   }
 };
 

@@ -96,7 +96,7 @@ constexpr bool kConstantChannels = std::is_same_v<T, float>;
   __attribute__((target("arch=x86-64-v3"))) void name##_v3(const A&... a) {                         \
     name<C>(a...);                                                                                  \
   }                                                                                                 \
-  template <int C, bool Fast = true, class... A>                                                           \
+  template <int C, bool Fast = true, class... A>                                                    \
   void name##_any(const A&... a) {                                                                  \
     if constexpr (Fast) {                                                                           \
       if (isa() == Isa::v4) return name##_v4<C>(a...);                                              \
@@ -105,10 +105,10 @@ constexpr bool kConstantChannels = std::is_same_v<T, float>;
     name<C>(a...);                                                                                  \
   }
 #else
-#define TEXVLM_ISA_DISPATCH(name)          \
-  template <int C, bool Fast = true, class... A>  \
-  void name##_any(const A&... a) {         \
-    name<C>(a...);                         \
+#define TEXVLM_ISA_DISPATCH(name)                \
+  template <int C, bool Fast = true, class... A> \
+  void name##_any(const A&... a) {               \
+    name<C>(a...);                               \
   }
 #endif
 TEXVLM_ISA_DISPATCH(texel_rows)
@@ -161,13 +161,14 @@ void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args) {
   });
 }
 
-// What a pixel stands for in for_each_pixel: channels, which CUDA shares out in slices of 4, and about how many values to compute.
+// What a pixel stands for in for_each_pixel: channels, which CUDA shares out in slices of 4, and about how many values to
+// compute.
 struct Work {
   int64_t channels = 1, cost = 1;
 };
 
-// f over every pixel of the rectangle, for functors whose channels are not a dense run of texels: only C = 0 is compiled. On the host a
-// row is one call; CUDA gives each thread a pixel and a slice of its channels.
+// f over every pixel of the rectangle, for functors whose channels are not a dense run of texels: only C = 0 is compiled. On the
+// host a row is one call; CUDA gives each thread a pixel and a slice of its channels.
 template <template <class, int> class F, class T, class... A>
 void for_each_pixel(c10::Device device, const Rect& r, const Work& work, const A&... args) {
   const int64_t channels = work.channels;
@@ -189,7 +190,8 @@ void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cos
     const c10::DeviceGuard guard(device);
     return cuda::launch_queries(f, batch, count, int64_t{1}, current_stream(device));
   }
-  host::parallel(batch * count, cost, [&](int64_t begin, int64_t end) { host::query_range_any<0, Fast>(f, count, int64_t{1}, begin, end); });
+  host::parallel(batch * count, cost,
+                 [&](int64_t begin, int64_t end) { host::query_range_any<0, Fast>(f, count, int64_t{1}, begin, end); });
 }
 template <template <class, int> class F, class T, class... A>
 void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const A&... args) {
@@ -207,15 +209,18 @@ void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t ch
   with_channels<T>(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
-    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C, host::kFast<T>>(f, count, channels, begin, end); };
+    const auto body = [&](int64_t begin, int64_t end) {
+      host::query_range_any<C, host::kFast<T>>(f, count, channels, begin, end);
+    };
     serial ? body(0, batch * count) : host::parallel(batch * count, channels * 4, body);
   });
 }
 
-// Groups of `each` queries: the host runs F::block(b, g0, g1) over groups, CUDA operator()(b, n, c0, c1) over single queries, n in
-// [0, groups * each), so that there are threads enough.
+// Groups of `each` queries: the host runs F::block(b, g0, g1) over groups, CUDA operator()(b, n, c0, c1) over single queries, n
+// in [0, groups * each), so that there are threads enough.
 template <template <class, int> class F, class T, class... A>
-void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t each, int64_t channels, bool serial, const A&... args) {
+void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t each, int64_t channels, bool serial,
+                    const A&... args) {
   if (batch <= 0 || groups <= 0 || each <= 0 || channels <= 0) return;
   if (device.is_cuda()) {
     const c10::DeviceGuard guard(device);
@@ -224,7 +229,9 @@ void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t e
   with_channels<T>(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
-    const auto body = [&](int64_t begin, int64_t end) { host::query_range_any<C, host::kFast<T>>(f, groups, channels, begin, end); };
+    const auto body = [&](int64_t begin, int64_t end) {
+      host::query_range_any<C, host::kFast<T>>(f, groups, channels, begin, end);
+    };
     serial ? body(0, batch * groups) : host::parallel(batch * groups, each * channels, body);
   });
 }

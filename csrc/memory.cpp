@@ -51,7 +51,8 @@ int64_t cache_limit() {
   return limit;
 }
 
-// A block of at least `need` bytes (a multiple of the huge page) that wastes at most a quarter; data is null where the system has none.
+// A block of at least `need` bytes (a multiple of the huge page) that wastes at most a quarter; data is null where the system has
+// none.
 Block acquire(int64_t need) {
   Cache& c = cache();
   {
@@ -70,7 +71,8 @@ Block acquire(int64_t need) {
   void* raw = mmap(nullptr, need + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return {nullptr, 0, false};
   char* const begin = static_cast<char*>(raw);
-  char* const data = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(raw) + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1));
+  char* const data =
+      reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(raw) + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1));
   if (data > begin) munmap(begin, data - begin);
   char* const end = begin + need + kHugePage;
   if (end > data + need) munmap(data + need, end - (data + need));

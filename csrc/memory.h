@@ -1,5 +1,6 @@
 // Where outputs live. On the CPU, large tensors come from a cache of huge-page buffers: fresh memory costs more than most ops
-// (measured: a 224 MB pyramid takes 16 ms in warm memory, 50 ms in fresh 4 KiB pages, 16 ms of page clearing in fresh huge pages).
+// (measured: a 224 MB pyramid takes 16 ms in warm memory, 50 ms in fresh 4 KiB pages, 16 ms of page clearing in fresh huge
+// pages).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -24,27 +24,36 @@ TORCH_LIBRARY(texvlm, m) {
 
   // sample: uv [B, N, 2], lod [B, N] -> [B, N, C]; filter nearest, bilinear, trilinear; address clamp, wrap, mirror, border
   m.def("sample_lod(Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
-        ", str filter=\"trilinear\", str address=\"clamp\") -> Tensor", compliant);
+        ", str filter=\"trilinear\", str address=\"clamp\") -> Tensor",
+        compliant);
   m.def("sample_lod_backward(Tensor grad, Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
-        ", str filter, str address, bool[3] mask) -> (Tensor, Tensor, Tensor)", compliant);
+        ", str filter, str address, bool[3] mask) -> (Tensor, Tensor, Tensor)",
+        compliant);
 
   // footprint: ddx, ddy [B, N, 2] in uv units per pixel -> [B, N, C]
   m.def("sample_grad(Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
-        ", int max_anisotropy=16, str address=\"clamp\") -> Tensor", compliant);
+        ", int max_anisotropy=16, str address=\"clamp\") -> Tensor",
+        compliant);
   m.def("sample_grad_backward(Tensor grad, Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
-        ", int max_anisotropy, str address, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)", compliant);
+        ", int max_anisotropy, str address, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
+        compliant);
 
   // patches: center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart
   m.def("extract_patches(Tensor data, Tensor center, Tensor lod, " TEXVLM_TEXTURE
-        ", int size=16, str address=\"clamp\", Tensor? axes=None) -> Tensor", compliant);
+        ", int size=16, str address=\"clamp\", Tensor? axes=None) -> Tensor",
+        compliant);
   m.def("extract_patches_backward(Tensor grad, Tensor data, Tensor center, Tensor lod, " TEXVLM_TEXTURE
-        ", int size, str address, bool[4] mask, Tensor? axes=None) -> (Tensor, Tensor, Tensor, Tensor)", compliant);
+        ", int size, str address, bool[4] mask, Tensor? axes=None) -> (Tensor, Tensor, Tensor, Tensor)",
+        compliant);
 
   // fovea: fixation [B, F, 2] uv, offsets [N, 2] level-0 pixels, m0 and e0 pixels -> uv [B, F, N, 2], lod [B, F, N]
-  m.def("fovea_tokens(Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, SymInt height, SymInt width, int levels) -> (Tensor, Tensor)",
-        compliant);
-  m.def("fovea_tokens_backward(Tensor grad_uv, Tensor grad_lod, Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, "
-        "SymInt height, SymInt width, int levels, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)", compliant);
+  m.def(
+      "fovea_tokens(Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, SymInt height, SymInt width, int levels) -> (Tensor, Tensor)",
+      compliant);
+  m.def(
+      "fovea_tokens_backward(Tensor grad_uv, Tensor grad_lod, Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, "
+      "SymInt height, SymInt width, int levels, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
+      compliant);
 
   // distance: mask bool [B, H, W] -> squared distance to the nearest True, int64, and its row-major index (empty: H^2 + W^2, -1)
   m.def("distance_transform(Tensor mask) -> (Tensor, Tensor)", compliant);
@@ -54,16 +63,21 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("saliency_backward(Tensor grad, Tensor image, bool[2] mask, Tensor? previous=None) -> (Tensor, Tensor)", compliant);
 
   // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]
-  m.def("build_channels(Tensor image, int[] channels, int levels, ScalarType? dtype=None, Tensor? previous=None, "
-        "Tensor? fixation=None) -> Tensor", compliant);
-  m.def("build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, bool[3] mask, "
-        "Tensor? previous=None, Tensor? fixation=None) -> (Tensor, Tensor, Tensor)", compliant);
+  m.def(
+      "build_channels(Tensor image, int[] channels, int levels, ScalarType? dtype=None, Tensor? previous=None, "
+      "Tensor? fixation=None) -> Tensor",
+      compliant);
+  m.def(
+      "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, bool[3] mask, "
+      "Tensor? previous=None, Tensor? fixation=None) -> (Tensor, Tensor, Tensor)",
+      compliant);
 
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
   m.def("select_topk(Tensor scores, int k) -> (Tensor, Tensor)", compliant);
   m.def("select_topk_backward(Tensor grad, Tensor indices, SymInt count) -> Tensor", compliant);
-  // cells int64 [B, n] (row-major in the grid of ceil(H / cell) x ceil(W / cell)); channels: red, green, blue, edge, saliency in data;
-  // weights: edge, entropy, saliency -> [B, n]
-  m.def("score_cells(Tensor data, Tensor cells, " TEXVLM_TEXTURE ", int cell, int samples, int[] channels, float[] weights) -> Tensor",
+  // cells int64 [B, n] (row-major in the grid of ceil(H / cell) x ceil(W / cell)); channels: red, green, blue, edge, saliency in
+  // data; weights: edge, entropy, saliency -> [B, n]
+  m.def("score_cells(Tensor data, Tensor cells, " TEXVLM_TEXTURE
+        ", int cell, int samples, int[] channels, float[] weights) -> Tensor",
         compliant);
 }

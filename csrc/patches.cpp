@@ -21,8 +21,8 @@ struct Patches {
   Tensor center, lod, axes;
   int64_t batch, count, channels, size;
 
-  Patches(const char* op, const Tensor& data, const Tensor& center_, const Tensor& lod_, int64_t height,
-          int64_t width, const Names& reducer, int64_t level_count, int64_t size_, std::string_view address_,
+  Patches(const char* op, const Tensor& data, const Tensor& center_, const Tensor& lod_, int64_t height, int64_t width,
+          const Names& reducer, int64_t level_count, int64_t size_, std::string_view address_,
           const std::optional<Tensor>& axes_) {
     levels = check_texture(op, data, height, width, level_count);
     reducers = check_reducers(op, strings(reducer), data.size(2));
@@ -53,33 +53,30 @@ struct Patches {
   }
 };
 
-Tensor extract_patches(const Tensor& data, const Tensor& center, const Tensor& lod, int64_t height,
-                       int64_t width, Names reducer, int64_t levels, int64_t size, c10::string_view address,
-                       const std::optional<Tensor>& axes) {
+Tensor extract_patches(const Tensor& data, const Tensor& center, const Tensor& lod, int64_t height, int64_t width, Names reducer,
+                       int64_t levels, int64_t size, c10::string_view address, const std::optional<Tensor>& axes) {
   const Patches p("extract_patches", data, center, lod, height, width, reducer, levels, size, address, axes);
   Tensor out = new_tensor({p.batch, p.count, p.channels, size, size}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_each_group<ExtractPatches, T>(data.device(), p.batch, p.count, size * size, p.channels, false,
-                                      texture_view<const T>(data, p.levels), p.grid<Acc<T>>(), p.reducers,
-                                      pointer<T>(out));
+                                      texture_view<const T>(data, p.levels), p.grid<Acc<T>>(), p.reducers, pointer<T>(out));
   });
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(
-    const Tensor& grad, const Tensor& data, const Tensor& center, const Tensor& lod, int64_t height,
-    int64_t width, Names reducer, int64_t levels, int64_t size, c10::string_view address,
-    std::array<bool, 4> mask, const std::optional<Tensor>& axes) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor& grad, const Tensor& data, const Tensor& center,
+                                                                    const Tensor& lod, int64_t height, int64_t width,
+                                                                    Names reducer, int64_t levels, int64_t size,
+                                                                    c10::string_view address, std::array<bool, 4> mask,
+                                                                    const std::optional<Tensor>& axes) {
   const char* op = "extract_patches_backward";
   const Patches p(op, data, center, lod, height, width, reducer, levels, size, address, axes);
   check_shape(op, "grad", grad, "[B, N, C, size, size]", {p.batch, p.count, p.channels, size, size});
   check_dtype(op, "grad", grad, data.scalar_type(), " (as data)");
   check_same_device(op, "grad", grad, data);
   const at::ScalarType acc = acc_dtype(data.scalar_type());
-  const auto zeros = [&](bool wanted, at::IntArrayRef sizes) {
-    return wanted ? new_zeros(sizes, acc, data.device()) : Tensor();
-  };
+  const auto zeros = [&](bool wanted, at::IntArrayRef sizes) { return wanted ? new_zeros(sizes, acc, data.device()) : Tensor(); };
   Tensor texels = zeros(mask[0], data.sizes()), grad_center = zeros(mask[1], p.center.sizes()),
          grad_lod = zeros(mask[2], p.lod.sizes());
   Tensor grad_axes = zeros(mask[3] && p.axes.defined(), {p.batch, p.count, 2, 2});
@@ -90,13 +87,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(
     const auto maybe = [](const Tensor& t) { return t.defined() ? pointer<A>(t) : nullptr; };
     PatchGradView<T> incoming{pointer<T>(grad), {}};
     for (int d = 0; d < 5; ++d) incoming.stride[d] = grad.stride(d);
-    const TextureView<A> target{maybe(texels), data.size(0) == 1 ? 0 : data.size(1) * data.size(2),
-                                data.size(2), p.levels};
+    const TextureView<A> target{maybe(texels), data.size(0) == 1 ? 0 : data.size(1) * data.size(2), data.size(2), p.levels};
     // Patches share texels, so the host scatters in one thread; gradients of the frames are each patch's own.
-    for_each_group<ExtractPatchesAdjoint, T>(data.device(), p.batch, p.count, size * size, p.channels,
-                                             texels.defined(), texture_view<const T>(data, p.levels),
-                                             p.grid<A>(), p.reducers, incoming, target, maybe(grad_center),
-                                             maybe(grad_lod), maybe(grad_axes));
+    for_each_group<ExtractPatchesAdjoint, T>(data.device(), p.batch, p.count, size * size, p.channels, texels.defined(),
+                                             texture_view<const T>(data, p.levels), p.grid<A>(), p.reducers, incoming, target,
+                                             maybe(grad_center), maybe(grad_lod), maybe(grad_axes));
   });
   if (texels.defined()) texels = texels.to(data.scalar_type());
   return {texels, grad_center, grad_lod, grad_axes};
@@ -105,25 +100,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(
 // ---- autograd ----
 
 using Optional = std::optional<Tensor>;
-using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, int64_t,
-                         c10::string_view, const Optional&);
-using BackwardSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
-                                                                     const Tensor&, const Tensor&, SymInt,
-                                                                     SymInt, Names, int64_t, int64_t,
-                                                                     c10::string_view, std::array<bool, 4>,
-                                                                     const Optional&);
+using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, int64_t, c10::string_view,
+                         const Optional&);
+using BackwardSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                                     SymInt, SymInt, Names, int64_t, int64_t, c10::string_view,
+                                                                     std::array<bool, 4>, const Optional&);
 
-Tensor call(const Tensor& data, const Tensor& center, const Tensor& lod, const SymInt& height,
-            const SymInt& width, const Names& reducer, int64_t levels, int64_t size, c10::string_view address,
-            const Optional& axes) {
+Tensor call(const Tensor& data, const Tensor& center, const Tensor& lod, const SymInt& height, const SymInt& width,
+            const Names& reducer, int64_t levels, int64_t size, c10::string_view address, const Optional& axes) {
   static const auto op = op_handle<Signature>("texvlm::extract_patches");
   return op.call(data, center, lod, height, width, reducer, levels, size, address, axes);
 }
 
 struct ExtractPatchesFunction : torch::autograd::Function<ExtractPatchesFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& center, const Tensor& lod,
-                        const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
-                        int64_t size, c10::string_view address, const Optional& axes) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& center, const Tensor& lod, const SymInt& height,
+                        const SymInt& width, const Names& reducer, int64_t levels, int64_t size, c10::string_view address,
+                        const Optional& axes) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({data, center, lod, axes.value_or(Tensor())});
     ctx->saved_data["height"] = height;
@@ -138,32 +130,28 @@ struct ExtractPatchesFunction : torch::autograd::Function<ExtractPatchesFunction
     static const auto op = op_handle<BackwardSignature>("texvlm::extract_patches_backward");
     const auto saved = ctx->get_saved_variables();
     const bool has_axes = saved[3].defined();
-    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1),
-                                   ctx->needs_input_grad(2), has_axes && ctx->needs_input_grad(3)};
+    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2),
+                                   has_axes && ctx->needs_input_grad(3)};
     const std::string address = ctx->saved_data["address"].toStringRef();
     const auto [data, center, lod, axes] =
-        op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["height"].toSymInt(),
-                ctx->saved_data["width"].toSymInt(), ctx->saved_data["reducer"].to<Names>(),
-                ctx->saved_data["levels"].toInt(), ctx->saved_data["size"].toInt(), address, mask,
-                has_axes ? Optional(saved[3]) : std::nullopt);
+        op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
+                ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), ctx->saved_data["size"].toInt(),
+                address, mask, has_axes ? Optional(saved[3]) : std::nullopt);
     return {data, center, lod, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), axes};
   }
 };
 
-Tensor extract_patches_autograd(const Tensor& data, const Tensor& center, const Tensor& lod, SymInt height,
-                                SymInt width, Names reducer, int64_t levels, int64_t size,
-                                c10::string_view address, const Optional& axes) {
+Tensor extract_patches_autograd(const Tensor& data, const Tensor& center, const Tensor& lod, SymInt height, SymInt width,
+                                Names reducer, int64_t levels, int64_t size, c10::string_view address, const Optional& axes) {
   const Tensor none;
   if (records({&data, &center, &lod, axes ? &*axes : &none}))
-    return ExtractPatchesFunction::apply(data, center, lod, height, width, reducer, levels, size, address,
-                                         axes);
+    return ExtractPatchesFunction::apply(data, center, lod, height, width, reducer, levels, size, address, axes);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return call(data, center, lod, height, width, reducer, levels, size, address, axes);
 }
 
-Tensor extract_patches_autocast(const Tensor& data, const Tensor& center, const Tensor& lod, SymInt height,
-                                SymInt width, Names reducer, int64_t levels, int64_t size,
-                                c10::string_view address, const Optional& axes) {
+Tensor extract_patches_autocast(const Tensor& data, const Tensor& center, const Tensor& lod, SymInt height, SymInt width,
+                                Names reducer, int64_t levels, int64_t size, c10::string_view address, const Optional& axes) {
   const NoAutocast guard;
   return call(data, promoted(center), promoted(lod), height, width, reducer, levels, size, address,
               axes ? Optional(promoted(*axes)) : std::nullopt);

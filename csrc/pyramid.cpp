@@ -82,7 +82,8 @@ Tensor generate_mipmaps_backward(const Tensor& grad, int64_t height, int64_t wid
   const Reducers reducers = check_reducers(op, strings(reducer), grad.size(2));
   const int64_t batch = grad.size(0), channels = grad.size(2);
   const bool needs_data = reducers.any_extremum;
-  TORCH_CHECK_VALUE(!needs_data || (data && data->defined()), "texvlm::", op, ": data (the pyramid) is needed for the reducers max and min");
+  TORCH_CHECK_VALUE(!needs_data || (data && data->defined()), "texvlm::", op,
+                    ": data (the pyramid) is needed for the reducers max and min");
   if (needs_data) {
     check_texture(op, *data, height, width, levels);
     check_dtype(op, "data", *data, grad.scalar_type(), " (as the gradient)");
@@ -99,10 +100,11 @@ Tensor generate_mipmaps_backward(const Tensor& grad, int64_t height, int64_t wid
     const auto accumulated = texture_view<Acc<T>>(work, upper);
     const auto out = image_view<Acc<T>>(image);
     const int last = table.count - 1;
-    for_each_texel<MipAdjointSeed, T>(grad.device(), {batch, 0, table.height[last], 0, table.width[last]}, channels, incoming, accumulated, out);
+    for_each_texel<MipAdjointSeed, T>(grad.device(), {batch, 0, table.height[last], 0, table.width[last]}, channels, incoming,
+                                      accumulated, out);
     for (int level = last; level >= 1; --level) {
-      for_each_texel<MipDownAdjoint, T>(grad.device(), {batch, 0, table.height[level - 1], 0, table.width[level - 1]}, channels, incoming,
-                                        pyramid, accumulated, out, level, reducers);
+      for_each_texel<MipDownAdjoint, T>(grad.device(), {batch, 0, table.height[level - 1], 0, table.width[level - 1]}, channels,
+                                        incoming, pyramid, accumulated, out, level, reducers);
     }
   });
   return image;
@@ -123,8 +125,8 @@ void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names red
     const int64_t* p = list.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < list.size(0); ++i, p += 4) {
       TEXVLM_CHECK(p[0] >= 0 && p[1] >= 0 && p[0] <= p[2] && p[1] <= p[3] && p[2] <= height && p[3] <= width, op, "rects",
-                   "inside " + std::to_string(height) + " x " + std::to_string(width) + " with y0 <= y1 and x0 <= x1", "row ", i, " = (", p[0], ", ",
-                   p[1], ", ", p[2], ", ", p[3], ")");
+                   "inside " + std::to_string(height) + " x " + std::to_string(width) + " with y0 <= y1 and x0 <= x1", "row ", i,
+                   " = (", p[0], ", ", p[1], ", ", p[2], ", ", p[3], ")");
       if (p[0] < p[2] && p[1] < p[3]) todo.push_back({data.size(0), p[0], p[2], p[1], p[3]});
     }
   }
@@ -159,7 +161,8 @@ bool any_named(const Names& reducer, std::initializer_list<const char*> names) {
 }
 
 struct GenerateMipmaps : torch::autograd::Function<GenerateMipmaps> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, const Names& reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& image, const Names& reducer, int64_t levels,
+                        std::optional<at::ScalarType> dtype) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     Tensor data = call_generate(image, reducer, levels, dtype);
     ctx->save_for_backward({any_named(reducer, {"max", "min"}) ? data : Tensor()});
@@ -187,8 +190,8 @@ Tensor generate_mipmaps_autograd(const Tensor& image, Names reducer, int64_t lev
 
 // The adjoint of the mean chain is linear in `grad`, so its own derivative is the chain itself.
 struct GenerateMipmapsBackward : torch::autograd::Function<GenerateMipmapsBackward> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
-                        const std::optional<Tensor>& data) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const SymInt& height, const SymInt& width, const Names& reducer,
+                        int64_t levels, const std::optional<Tensor>& data) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->saved_data["reducer"] = reducer;
     ctx->saved_data["levels"] = levels;
@@ -200,7 +203,12 @@ struct GenerateMipmapsBackward : torch::autograd::Function<GenerateMipmapsBackwa
     TORCH_CHECK_NOT_IMPLEMENTED(!any_named(reducer, {"max", "min", "mode"}),
                                 "texvlm::generate_mipmaps: second derivatives exist for the reducer mean only");
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
-    return {call_generate(grads[0], reducer, ctx->saved_data["levels"].toInt(), dtype), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {call_generate(grads[0], reducer, ctx->saved_data["levels"].toInt(), dtype),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor()};
   }
 };
 
@@ -220,9 +228,9 @@ void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& red
   });
 }
 
-#define TEXVLM_PYRAMID_KERNELS                                     \
-  m.impl("generate_mipmaps", generate_mipmaps);                    \
-  m.impl("generate_mipmaps_backward", generate_mipmaps_backward);  \
+#define TEXVLM_PYRAMID_KERNELS                                    \
+  m.impl("generate_mipmaps", generate_mipmaps);                   \
+  m.impl("generate_mipmaps_backward", generate_mipmaps_backward); \
   m.impl("update_mipmaps", update_mipmaps)
 TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_PYRAMID_KERNELS; }
 TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_PYRAMID_KERNELS; }
@@ -231,6 +239,8 @@ TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("generate_mipmaps_backward", generate_mipmaps_backward_autograd);
   m.impl("update_mipmaps", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) { m.impl("update_mipmaps", torch::autograd::autogradNotImplementedInplaceOrViewFallback()); }
+TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) {
+  m.impl("update_mipmaps", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
+}
 
 }  // namespace texvlm

@@ -16,7 +16,8 @@ void check_picture(const char* op, const char* argument, const Tensor& image) {
 
 void check_previous(const char* op, const std::optional<Tensor>& previous, const Tensor& image) {
   if (!previous || !previous->defined()) return;
-  TEXVLM_CHECK(previous->sizes() == image.sizes(), op, "previous", "of the shape of image, " + shape_of(image), shape_of(*previous));
+  TEXVLM_CHECK(previous->sizes() == image.sizes(), op, "previous", "of the shape of image, " + shape_of(image),
+               shape_of(*previous));
   check_dtype(op, "previous", *previous, image.scalar_type(), " (as the image)");
   check_same_device(op, "previous", *previous, image);
 }
@@ -72,10 +73,10 @@ Tensor map_stats(const Tensor& planes, const Tensor& other, int64_t batch, int64
 struct Stages {
   Levels levels{};
   int slots = 0;
-  int64_t h = 0, w = 0;  // of the base level
-  Tensor pyramid;        // [B, T, 5], Lab from the base level on
-  Tensor maps, stats;    // [B, 4, h, w]
-  Tensor sum, sum_stats; // [B, h, w], over its maximum
+  int64_t h = 0, w = 0;   // of the base level
+  Tensor pyramid;         // [B, T, 5], Lab from the base level on
+  Tensor maps, stats;     // [B, 4, h, w]
+  Tensor sum, sum_stats;  // [B, h, w], over its maximum
 };
 
 Stages stages(const Picture& picture) {
@@ -103,7 +104,8 @@ Stages stages(const Picture& picture) {
     const auto texture = texture_view<A>(s.pyramid, s.levels);
     for_each_pixel<SalienceLevel1<S>::template For, A>(device, {batch, 0, s.levels.height[0], 0, s.levels.width[0]}, Work{},
                                                        picture_view<S>(picture.image), picture_view<S>(picture.previous),
-                                                       pointer<const A>(picture.luma), pointer<const A>(picture.edge), height, width, texture);
+                                                       pointer<const A>(picture.luma), pointer<const A>(picture.edge), height,
+                                                       width, texture);
   });
   build_mipmaps(s.pyramid, s.levels, reducers);
   dispatch_plane(s.sum, [&](auto tag) {
@@ -115,7 +117,8 @@ Stages stages(const Picture& picture) {
     const Rect all{batch, 0, s.h, 0, s.w};
     for_each_pixel<SalienceMaps, T>(device, all, Work{}, texture_view<const T>(s.pyramid, s.levels), s.slots, pointer<T>(s.maps));
     s.stats = map_stats<T>(s.maps, Tensor(), batch, kMaps, s.h, s.w);
-    for_each_pixel<SalienceSum, T>(device, all, Work{}, pointer<const T>(s.maps), pointer<const MapStats<T>>(s.stats), pointer<T>(s.sum), s.h, s.w);
+    for_each_pixel<SalienceSum, T>(device, all, Work{}, pointer<const T>(s.maps), pointer<const MapStats<T>>(s.stats),
+                                   pointer<T>(s.sum), s.h, s.w);
     s.sum_stats = map_stats<T>(s.sum, Tensor(), batch, 1, s.h, s.w);
     for_each_pixel<OverMaximum, T>(device, all, Work{}, pointer<T>(s.sum), pointer<const MapStats<T>>(s.sum_stats), s.h, s.w);
   });
@@ -162,37 +165,47 @@ Tensor salience_map_backward(const Tensor& grad, const Picture& picture) {
   dispatch_picture(picture.image, [&](auto tag) {
     using S = typename decltype(tag)::type;
     using A = Acc<S>;
-    const typename SalienceLevel1<S>::template For<A, 0> from{picture_view<S>(picture.image), picture_view<S>(picture.previous),
-                                                              pointer<const A>(picture.luma), pointer<const A>(picture.edge), height, width, {}};
+    const typename SalienceLevel1<S>::template For<A, 0> from{picture_view<S>(picture.image),
+                                                              picture_view<S>(picture.previous),
+                                                              pointer<const A>(picture.luma),
+                                                              pointer<const A>(picture.edge),
+                                                              height,
+                                                              width,
+                                                              {}};
     for_each_pixel<SaliencePlanes<S>::template For, A>(device, picture.all(), Work{}, from, pointer<A>(planes));
   });
   static const auto generate =
       op_handle<Tensor(const Tensor&, Names, int64_t, std::optional<at::ScalarType>)>("texvlm::generate_mipmaps");
-  static const auto backward =
-      op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>("texvlm::generate_mipmaps_backward");
+  static const auto backward = op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>(
+      "texvlm::generate_mipmaps_backward");
   const Names reducer(feature_reducers());
   const Tensor rgb = generate.call(planes, reducer, levels, std::nullopt);
   const Tensor to_pyramid = at::zeros_like(rgb);
   dispatch_plane(planes, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using Stats = const MapStats<T>;
-    const Tensor to_sum = new_tensor({batch, s.h, s.w}, dtype, device), to_maps = new_tensor({batch, kMaps, s.h, s.w}, dtype, device);
-    for_each_pixel<EnlargePlaneAdjoint, T>(device, base, Work{1, 16}, EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w},
-                                           pointer<T>(to_sum));
+    const Tensor to_sum = new_tensor({batch, s.h, s.w}, dtype, device),
+                 to_maps = new_tensor({batch, kMaps, s.h, s.w}, dtype, device);
+    for_each_pixel<EnlargePlaneAdjoint, T>(
+        device, base, Work{1, 16}, EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w}, pointer<T>(to_sum));
     const Tensor top = map_stats<T>(s.sum, to_sum, batch, 1, s.h, s.w);
-    for_each_pixel<OverMaximumAdjoint, T>(device, base, Work{}, pointer<T>(to_sum), pointer<Stats>(s.sum_stats), pointer<Stats>(top), s.h, s.w);
+    for_each_pixel<OverMaximumAdjoint, T>(device, base, Work{}, pointer<T>(to_sum), pointer<Stats>(s.sum_stats),
+                                          pointer<Stats>(top), s.h, s.w);
     const Tensor dots = map_stats<T>(s.maps, to_sum, batch, kMaps, s.h, s.w);
     const SalienceSum<T, 0> sum{pointer<const T>(s.maps), pointer<Stats>(s.stats), nullptr, s.h, s.w};
-    for_each_pixel<SalienceSumAdjoint, T>(device, base, Work{}, sum, pointer<const T>(to_sum), pointer<Stats>(dots), pointer<T>(to_maps));
+    for_each_pixel<SalienceSumAdjoint, T>(device, base, Work{}, sum, pointer<const T>(to_sum), pointer<Stats>(dots),
+                                          pointer<T>(to_maps));
     const Tensor to_features = new_tensor({s.slots, batch, s.h, s.w, kFeatures}, dtype, device);
     const SalienceMaps<T, 0> forward{texture_view<const T>(s.pyramid, s.levels), s.slots, nullptr};
-    for_each_pixel<SalienceMapsAdjoint, T>(device, base, Work{}, forward, pointer<const T>(to_maps), pointer<T>(to_features), batch);
+    for_each_pixel<SalienceMapsAdjoint, T>(device, base, Work{}, forward, pointer<const T>(to_maps), pointer<T>(to_features),
+                                           batch);
     for (int slot = 0; slot < s.slots; ++slot) {
       const int level = kBase + slot;
       const int64_t h = table.height[level], w = table.width[level];
-      const EnlargeAdjoint<T> enlarge{pointer<const T>(to_features) + slot * batch * s.h * s.w * kFeatures, kFeatures, s.h, s.w, h, w};
-      for_each_pixel<SalienceTexelAdjoint, T>(device, {batch, 0, h, 0, w}, Work{1, 64}, enlarge, texture_view<const T>(rgb, table),
-                                              texture_view<T>(to_pyramid, table), level);
+      const EnlargeAdjoint<T> enlarge{
+          pointer<const T>(to_features) + slot * batch * s.h * s.w * kFeatures, kFeatures, s.h, s.w, h, w};
+      for_each_pixel<SalienceTexelAdjoint, T>(device, {batch, 0, h, 0, w}, Work{1, 64}, enlarge,
+                                              texture_view<const T>(rgb, table), texture_view<T>(to_pyramid, table), level);
     }
   });
   return backward.call(to_pyramid, height, width, reducer, levels, rgb);
@@ -201,12 +214,14 @@ Tensor salience_map_backward(const Tensor& grad, const Picture& picture) {
 void add_sobel_adjoint(const Tensor& plane, const Tensor& grad, double scale, bool clip, const Tensor& out) {
   const int64_t height = plane.size(1), width = plane.size(2);
   const Rect all{plane.size(0), 0, height, 0, width};
-  const Tensor x = new_tensor(plane.sizes(), plane.scalar_type(), plane.device()), y = new_tensor(plane.sizes(), plane.scalar_type(), plane.device());
+  const Tensor x = new_tensor(plane.sizes(), plane.scalar_type(), plane.device()),
+               y = new_tensor(plane.sizes(), plane.scalar_type(), plane.device());
   dispatch_plane(plane, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<SobelAdjointSeed, T>(plane.device(), all, Work{}, pointer<const T>(plane), plane_view<T>(grad), pointer<T>(x), pointer<T>(y),
-                                        height, width, static_cast<T>(scale), clip);
-    for_each_pixel<SobelAdjoint, T>(plane.device(), all, Work{}, pointer<const T>(x), pointer<const T>(y), pointer<T>(out), height, width);
+    for_each_pixel<SobelAdjointSeed, T>(plane.device(), all, Work{}, pointer<const T>(plane), plane_view<T>(grad), pointer<T>(x),
+                                        pointer<T>(y), height, width, static_cast<T>(scale), clip);
+    for_each_pixel<SobelAdjoint, T>(plane.device(), all, Work{}, pointer<const T>(x), pointer<const T>(y), pointer<T>(out),
+                                    height, width);
   });
 }
 
@@ -214,8 +229,9 @@ void add_motion_adjoint(const Picture& picture, const Tensor& grad, const PlaneG
   const Tensor previous = luma_plane(picture.previous);
   dispatch_plane(previous, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<MotionAdjoint, T>(previous.device(), picture.all(), Work{}, pointer<const T>(picture.luma), pointer<const T>(previous),
-                                     plane_view<T>(grad), pointer<T>(to.luma), pointer<T>(to.previous_luma), picture.height(), picture.width());
+    for_each_pixel<MotionAdjoint, T>(previous.device(), picture.all(), Work{}, pointer<const T>(picture.luma),
+                                     pointer<const T>(previous), plane_view<T>(grad), pointer<T>(to.luma),
+                                     pointer<T>(to.previous_luma), picture.height(), picture.width());
   });
 }
 
@@ -227,9 +243,16 @@ Tensor gradient_of(const Tensor& image, const Tensor& luma, const Tensor& rgb, c
   dispatch_plane(image, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using F = typename PictureAdjoint<T>::template For<T, 0>;
-    F f{image_view<const T>(image), luma.defined() ? pointer<const T>(luma) : nullptr, picture_view<T>(rgb), picture_view<T>(salience),
-        {at[0], at[1], at[2]}, image_view<T>(out), image.size(2), image.size(3)};
-    for_each_pixel<PictureAdjoint<T>::template For, T>(image.device(), {image.size(0), 0, image.size(2), 0, image.size(3)}, Work{1, 3}, f);
+    F f{image_view<const T>(image),
+        luma.defined() ? pointer<const T>(luma) : nullptr,
+        picture_view<T>(rgb),
+        picture_view<T>(salience),
+        {at[0], at[1], at[2]},
+        image_view<T>(out),
+        image.size(2),
+        image.size(3)};
+    for_each_pixel<PictureAdjoint<T>::template For, T>(image.device(), {image.size(0), 0, image.size(2), 0, image.size(3)},
+                                                       Work{1, 3}, f);
   });
   return out;
 }
@@ -266,8 +289,8 @@ Tensor saliency(const Tensor& image, Maybe previous) {
   Tensor out = new_tensor({picture.batch(), picture.height(), picture.width()}, dtype, image.device());
   dispatch_texel(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<EnlargePlane, T>(image.device(), picture.all(), Work{}, enlarged<Acc<T>>(map, picture.height(), picture.width()),
-                                    pointer<T>(out));
+    for_each_pixel<EnlargePlane, T>(image.device(), picture.all(), Work{},
+                                    enlarged<Acc<T>>(map, picture.height(), picture.width()), pointer<T>(out));
   });
   return out;
 }
@@ -286,7 +309,8 @@ std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& i
     add_sobel_adjoint(picture.luma, to.salience.select(1, 3), kEdgeScale, false, to.luma);
     if (moves) add_motion_adjoint(picture, to.salience.select(1, 4), to);
   }
-  return {mask[0] ? picture_gradient(picture.image, to) : Tensor(), mask[1] && moves ? previous_gradient(picture.previous, to) : Tensor()};
+  return {mask[0] ? picture_gradient(picture.image, to) : Tensor(),
+          mask[1] && moves ? previous_gradient(picture.previous, to) : Tensor()};
 }
 
 // ---- autograd ----
@@ -297,7 +321,8 @@ Tensor call_saliency(const Tensor& image, Maybe previous) {
 }
 
 std::tuple<Tensor, Tensor> call_backward(const Tensor& grad, const Tensor& image, std::array<bool, 2> mask, Maybe previous) {
-  static const auto op = op_handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::array<bool, 2>, Maybe)>("texvlm::saliency_backward");
+  static const auto op = op_handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::array<bool, 2>, Maybe)>(
+      "texvlm::saliency_backward");
   return op.call(grad, image, mask, previous);
 }
 
@@ -310,8 +335,9 @@ struct Saliency : torch::autograd::Function<Saliency> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const bool moves = saved[1].defined();
-    const auto [image, previous] = call_backward(grads[0], saved[0], {ctx->needs_input_grad(0), moves && ctx->needs_input_grad(1)},
-                                                 moves ? std::optional<Tensor>(saved[1]) : std::nullopt);
+    const auto [image, previous] =
+        call_backward(grads[0], saved[0], {ctx->needs_input_grad(0), moves && ctx->needs_input_grad(1)},
+                      moves ? std::optional<Tensor>(saved[1]) : std::nullopt);
     const auto cast = [](const Tensor& g, const Tensor& like) { return g.defined() ? g.to(like.scalar_type()) : g; };
     return {cast(image, saved[0]), cast(previous, saved[1])};
   }
@@ -326,8 +352,8 @@ Tensor saliency_autograd(const Tensor& image, Maybe previous) {
 
 }  // namespace
 
-#define TEXVLM_SALIENCE_KERNELS    \
-  m.impl("saliency", saliency);    \
+#define TEXVLM_SALIENCE_KERNELS \
+  m.impl("saliency", saliency); \
   m.impl("saliency_backward", saliency_backward)
 TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_SALIENCE_KERNELS; }
 TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_SALIENCE_KERNELS; }

@@ -20,9 +20,12 @@ at::Tensor readable(const at::Tensor& image);
 template <class F>
 auto dispatch_picture(const at::Tensor& image, const F& body) {
   switch (image.scalar_type()) {
-    case at::kByte: return body(Tag<uint8_t>{});
-    case at::kDouble: return body(Tag<double>{});
-    default: return body(Tag<float>{});
+    case at::kByte:
+      return body(Tag<uint8_t>{});
+    case at::kDouble:
+      return body(Tag<double>{});
+    default:
+      return body(Tag<float>{});
   }
 }
 
@@ -32,7 +35,8 @@ ImageView<const S> picture_view(const at::Tensor& image) {
   return image.defined() ? image_view<const S>(image) : ImageView<const S>{nullptr, 0, 0, 0, 0};
 }
 
-at::Tensor luma_plane(const at::Tensor& image);  // readable [B, 3, H, W] -> [B, H, W], in the arithmetic's dtype; undefined stays undefined
+at::Tensor luma_plane(
+    const at::Tensor& image);  // readable [B, 3, H, W] -> [B, H, W], in the arithmetic's dtype; undefined stays undefined
 at::Tensor edge_plane(const at::Tensor& luma);
 
 // A picture in all the forms that the functors need. `previous` may be undefined.
@@ -51,7 +55,8 @@ Enlarged<A> enlarged(const at::Tensor& map, int64_t height, int64_t width) {
   return {pointer<const A>(map), map.size(1), map.size(2), height, width};
 }
 
-// Adjoint: grad of the enlarged map [B, H, W] -> grad of red, green, blue, edge and motion [B, 5, H, W]; undefined where it is zero.
+// Adjoint: grad of the enlarged map [B, H, W] -> grad of red, green, blue, edge and motion [B, 5, H, W]; undefined where it is
+// zero.
 at::Tensor salience_map_backward(const at::Tensor& grad, const Picture& picture);
 
 // Gradients of the planes to gradients of the pictures.
@@ -59,7 +64,7 @@ struct PlaneGradients {
   at::Tensor luma, previous_luma;  // [B, H, W], zero-filled
   at::Tensor rgb;                  // [B, C, H, W] whose channels `at` are red, green and blue (-1: none), or undefined
   int64_t at[3] = {-1, -1, -1};
-  at::Tensor salience;             // [B, 5, H, W], or undefined
+  at::Tensor salience;  // [B, 5, H, W], or undefined
 };
 // Adds the adjoint of |Sobel plane| / scale; grad [B, H, W] of any strides. With `clip` the values were cut off at 1.
 void add_sobel_adjoint(const at::Tensor& plane, const at::Tensor& grad, double scale, bool clip, const at::Tensor& out);

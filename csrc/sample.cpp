@@ -34,23 +34,25 @@ QueryView<A> query_view(const Tensor& uv, const Tensor& lod) {
   return {pointer<const A>(uv), pointer<const A>(lod), uv.stride(0), uv.stride(1), uv.stride(2), lod.stride(0), lod.stride(1)};
 }
 
-Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width, Names reducer, int64_t levels,
-                  c10::string_view filter, c10::string_view address) {
+Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width, Names reducer,
+                  int64_t levels, c10::string_view filter, c10::string_view address) {
   const Inputs in = check_inputs("sample_lod", data, uv, lod, height, width, reducer, levels, filter, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_each_query<SampleLod, T>(data.device(), batch, count, channels, false, texture_view<const T>(data, in.table),
-                                 query_view<Acc<T>>(uv, lod), pointer<T>(out), count, in.reducers, in.filter, in.address, data.numel());
+                                 query_view<Acc<T>>(uv, lod), pointer<T>(out), count, in.reducers, in.filter, in.address,
+                                 data.numel());
   });
   return out;
 }
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width,
-                              Names reducer, int64_t levels, c10::string_view filter, c10::string_view address, std::array<bool, 3> mask) {
+Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height,
+                              int64_t width, Names reducer, int64_t levels, c10::string_view filter, c10::string_view address,
+                              std::array<bool, 3> mask) {
   const char* op = "sample_lod_backward";
   const Inputs in = check_inputs(op, data, uv, lod, height, width, reducer, levels, filter, address);
   const int64_t pictures = data.size(0), batch = uv.size(0), count = uv.size(1), channels = data.size(2), queries = batch * count;
@@ -83,8 +85,8 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
       host::scatter_by_bands<SampleLodAdjoint, T>(in.table, pictures, queries, channels, find, to_data, texture, view, incoming,
                                                   to_data, to_uv, to_lod, count, in.reducers, in.filter, in.address);
     } else {
-      for_each_query<SampleLodAdjoint, T>(device, batch, count, channels, mask[0], texture, view, incoming, to_data, to_uv, to_lod, count,
-                                          in.reducers, in.filter, in.address);
+      for_each_query<SampleLodAdjoint, T>(device, batch, count, channels, mask[0], texture, view, incoming, to_data, to_uv,
+                                          to_lod, count, in.reducers, in.filter, in.address);
     }
   });
   if (mask[0]) grad_data = grad_data.to(data.scalar_type());
@@ -93,19 +95,21 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
 
 // ---- autograd ----
 
-using ForwardSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, c10::string_view, c10::string_view);
+using ForwardSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, c10::string_view,
+                                c10::string_view);
 using BackwardSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t,
                                     c10::string_view, c10::string_view, std::array<bool, 3>);
 
-Tensor call_forward(const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height, const SymInt& width, const Names& reducer,
-                    int64_t levels, c10::string_view filter, c10::string_view address) {
+Tensor call_forward(const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height, const SymInt& width,
+                    const Names& reducer, int64_t levels, c10::string_view filter, c10::string_view address) {
   static const auto op = op_handle<ForwardSignature>("texvlm::sample_lod");
   return op.call(data, uv, lod, height, width, reducer, levels, filter, address);
 }
 
 struct SampleLodFunction : torch::autograd::Function<SampleLodFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height,
-                        const SymInt& width, const Names& reducer, int64_t levels, const std::string& filter, const std::string& address) {
+                        const SymInt& width, const Names& reducer, int64_t levels, const std::string& filter,
+                        const std::string& address) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({data, uv, lod});
     ctx->saved_data["height"] = height;
@@ -122,8 +126,8 @@ struct SampleLodFunction : torch::autograd::Function<SampleLodFunction> {
     const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
     auto [data, uv, lod] =
         op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
-                ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), ctx->saved_data["filter"].toStringRef(),
-                ctx->saved_data["address"].toStringRef(), mask);
+                ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(),
+                ctx->saved_data["filter"].toStringRef(), ctx->saved_data["address"].toStringRef(), mask);
     return {data, uv, lod, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -144,7 +148,7 @@ Tensor sample_lod_autocast(const Tensor& data, const Tensor& uv, const Tensor& l
 
 }  // namespace
 
-#define TEXVLM_SAMPLE_KERNELS          \
+#define TEXVLM_SAMPLE_KERNELS       \
   m.impl("sample_lod", sample_lod); \
   m.impl("sample_lod_backward", sample_lod_backward)
 TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_SAMPLE_KERNELS; }

@@ -30,7 +30,8 @@ inline bool worth_banding(int64_t queries, int64_t pictures) {
 
 // Runs the adjoint functor F<T, C> over all bands of `pictures` textures. `target`: the gradient of the texels
 // [pictures, T, channels], uninitialised: each band fills its own rows with zeros first, and they stay in its cache.
-// `find(bands, begin, end, out)` writes the bands that queries touch, `slots` for each, -1 for none. Queries are numbered 0 .. queries - 1; one counting sort, by fixed portions of them.
+// `find(bands, begin, end, out)` writes the bands that queries touch, `slots` for each, -1 for none. Queries are numbered 0 ..
+// queries - 1; one counting sort, by fixed portions of them.
 template <template <class, int> class F, class T, class Find, class... A>
 void scatter_by_bands(const Levels& levels, int64_t pictures, int64_t queries, int64_t channels, const Find& find, Acc<T>* target,
                       const A&... args) {

@@ -18,10 +18,14 @@ struct Tag {
 template <class F>
 auto dispatch_texel(at::ScalarType dtype, const F& body) {
   switch (dtype) {
-    case at::kDouble: return body(Tag<double>{});
-    case at::kHalf: return body(Tag<Half>{});
-    case at::kBFloat16: return body(Tag<BFloat16>{});
-    default: return body(Tag<float>{});
+    case at::kDouble:
+      return body(Tag<double>{});
+    case at::kHalf:
+      return body(Tag<Half>{});
+    case at::kBFloat16:
+      return body(Tag<BFloat16>{});
+    default:
+      return body(Tag<float>{});
   }
 }
 

@@ -4,10 +4,10 @@
 
 namespace texvlm::cuda {
 
-#define TEXVLM_CHANNEL_TEXELS(S)                          \
-  TEXVLM_TEXELS(ChannelTexels<S>::For<float, 0>);         \
-  TEXVLM_TEXELS(ChannelTexels<S>::For<double, 0>);        \
-  TEXVLM_TEXELS(ChannelTexels<S>::For<Half, 0>);          \
+#define TEXVLM_CHANNEL_TEXELS(S)                   \
+  TEXVLM_TEXELS(ChannelTexels<S>::For<float, 0>);  \
+  TEXVLM_TEXELS(ChannelTexels<S>::For<double, 0>); \
+  TEXVLM_TEXELS(ChannelTexels<S>::For<Half, 0>);   \
   TEXVLM_TEXELS(ChannelTexels<S>::For<BFloat16, 0>)
 TEXVLM_CHANNEL_TEXELS(uint8_t);
 TEXVLM_CHANNEL_TEXELS(float);

@@ -11,16 +11,17 @@
 namespace texvlm::cuda {
 
 constexpr int kThreads = 256;
-constexpr int64_t kSlice = 4;           // channels a thread handles: neighbouring lanes then read neighbouring 16 bytes
-constexpr int64_t kMaxGridYZ = 65535;   // a grid is at most this long in y and z; the kernels loop over the rest
+constexpr int64_t kSlice = 4;          // channels a thread handles: neighbouring lanes then read neighbouring 16 bytes
+constexpr int64_t kMaxGridYZ = 65535;  // a grid is at most this long in y and z; the kernels loop over the rest
 
 template <class F>
-__global__ void __launch_bounds__(kThreads) texels_kernel(F f, int64_t batch, int64_t y0, int64_t y1, int64_t x0, int64_t x1,
-                                                          int64_t channels) {
+__global__ void __launch_bounds__(kThreads)
+    texels_kernel(F f, int64_t batch, int64_t y0, int64_t y1, int64_t x0, int64_t x1, int64_t channels) {
   const int64_t slices = (channels + kSlice - 1) / kSlice, lanes = (x1 - x0) * slices;
   for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
     for (int64_t y = y0 + blockIdx.y; y < y1; y += gridDim.y) {
-      for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < lanes; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+      for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < lanes;
+           i += static_cast<int64_t>(gridDim.x) * kThreads) {
         const int64_t x = i / slices, c0 = (i - x * slices) * kSlice;
         f(b, y, x0 + x, c0, c0 + kSlice < channels ? c0 + kSlice : channels);
       }
@@ -32,7 +33,8 @@ template <class F>
 __global__ void __launch_bounds__(kThreads) queries_kernel(F f, int64_t batch, int64_t count, int64_t channels) {
   const int64_t slices = (channels + kSlice - 1) / kSlice, lanes = count * slices;
   for (int64_t b = blockIdx.y; b < batch; b += gridDim.y) {
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < lanes; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < lanes;
+         i += static_cast<int64_t>(gridDim.x) * kThreads) {
       const int64_t n = i / slices, c0 = (i - n * slices) * kSlice;
       f(b, n, c0, c0 + kSlice < channels ? c0 + kSlice : channels);
     }
@@ -53,7 +55,8 @@ inline void check_launch() {
 
 template <class F>
 void launch_texels(const F& f, int64_t batch, int64_t y0, int64_t y1, int64_t x0, int64_t x1, int64_t channels, void* stream) {
-  const dim3 grid(blocks_for((x1 - x0) * ((channels + kSlice - 1) / kSlice)), at_most(y1 - y0, kMaxGridYZ), at_most(batch, kMaxGridYZ));
+  const dim3 grid(blocks_for((x1 - x0) * ((channels + kSlice - 1) / kSlice)), at_most(y1 - y0, kMaxGridYZ),
+                  at_most(batch, kMaxGridYZ));
   texels_kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(f, batch, y0, y1, x0, x1, channels);
   check_launch();
 }
@@ -66,7 +69,8 @@ void launch_queries(const F& f, int64_t batch, int64_t count, int64_t channels, 
 }
 
 // Instantiates a functor F<T, 0> for one or for all texel types.
-#define TEXVLM_TEXELS(...) template void launch_texels(const __VA_ARGS__&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, void*)
+#define TEXVLM_TEXELS(...) \
+  template void launch_texels(const __VA_ARGS__&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, void*)
 #define TEXVLM_QUERIES(...) template void launch_queries(const __VA_ARGS__&, int64_t, int64_t, int64_t, void*)
 #define TEXVLM_FOR_TEXEL_TYPES(KIND, F) \
   KIND(F<float, 0>);                    \

@@ -4,9 +4,9 @@
 
 namespace texvlm::cuda {
 
-#define TEXVLM_PICTURES(F)                     \
-  TEXVLM_TEXELS(F<uint8_t>::For<float, 0>);    \
-  TEXVLM_TEXELS(F<float>::For<float, 0>);      \
+#define TEXVLM_PICTURES(F)                  \
+  TEXVLM_TEXELS(F<uint8_t>::For<float, 0>); \
+  TEXVLM_TEXELS(F<float>::For<float, 0>);   \
   TEXVLM_TEXELS(F<double>::For<double, 0>)
 #define TEXVLM_PLANES(KIND, F) \
   KIND(F<float, 0>);           \

@@ -11,8 +11,7 @@ namespace texvlm {
 
 constexpr int kEntropyBins = 16;    // bins of the histogram of luma over [0, 1]
 constexpr int kEntropyTable = 257;  // counts 0..256: the cells of 16 x 16 samples
-constexpr int kSamplesAround =
-    3;  // a cell of one sample takes its entropy over the centres of the 3 x 3 cells around it
+constexpr int kSamplesAround = 3;   // a cell of one sample takes its entropy over the centres of the 3 x 3 cells around it
 
 enum ScoreChannel { kRed = 0, kGreen = 1, kBlue = 2, kEdge = 3, kSaliency = 4, kScoreChannels = 5 };
 
@@ -53,8 +52,7 @@ struct Histogram {
 
   TEXVLM_HD void add(int bin) {
     // by a mask: a branch on the bin would be mispredicted half of the time
-    const uint64_t one = uint64_t{1} << (8 * (bin & 7)),
-                   in_high = uint64_t{0} - static_cast<uint64_t>(bin >> 3);
+    const uint64_t one = uint64_t{1} << (8 * (bin & 7)), in_high = uint64_t{0} - static_cast<uint64_t>(bin >> 3);
     low += one & ~in_high;
     high += one & in_high;
   }
@@ -130,8 +128,7 @@ struct ScoreCells {
 
   // Sample i of the cell at `at` on an axis of `size` pixels; the arithmetic is that of uv = pixel / size.
   TEXVLM_HD Taps taps(int64_t at, int64_t i, const int64_t* sizes) const {
-    const A step =
-        samples == 1 ? static_cast<A>(i) - A(0.5) : (static_cast<A>(i) + A(0.5)) / static_cast<A>(samples);
+    const A step = samples == 1 ? static_cast<A>(i) - A(0.5) : (static_cast<A>(i) + A(0.5)) / static_cast<A>(samples);
     const A u = (static_cast<A>(at) + step) * static_cast<A>(cell) / static_cast<A>(sizes[0]);
     return {axis_lerp(u, static_cast<int>(sizes[level.l0]), Address::clamp),
             axis_lerp(u, static_cast<int>(sizes[level.l1]), Address::clamp),
@@ -153,27 +150,19 @@ struct ScoreCells {
     const int64_t channels = texture.channels, width = texture.levels.width[l];
     const T* top = texels + (texture.levels.offset[l] + y.i0 * width) * channels;
     const T* bottom = texels + (texture.levels.offset[l] + y.i1 * width) * channels;
-    return {top + x.i0 * channels,
-            top + x.i1 * channels,
-            bottom + x.i0 * channels,
-            bottom + x.i1 * channels,
-            y,
-            x};
+    return {top + x.i0 * channels, top + x.i1 * channels, bottom + x.i0 * channels, bottom + x.i1 * channels, y, x};
   }
 
   // Channels [first, last) of one sample, interpolated.
-  TEXVLM_HD void interpolate(const T* texels, const Taps& y, const Taps& x, int first, int last,
-                             A* value) const {
+  TEXVLM_HD void interpolate(const T* texels, const Taps& y, const Taps& x, int first, int last, A* value) const {
     const Corners fine = corners(texels, level.l0, y.fine, x.fine);
     for (int k = first; k < last; ++k) value[k] = fine.read(channel[k]);
     if (level.t > A(0)) {
       const Corners coarse = corners(texels, level.l1, y.coarse, x.coarse);
-      for (int k = first; k < last; ++k)
-        value[k] = (A(1) - level.t) * value[k] + level.t * coarse.read(channel[k]);
+      for (int k = first; k < last; ++k) value[k] = (A(1) - level.t) * value[k] + level.t * coarse.read(channel[k]);
     }
     if (any_nearest) {
-      const int64_t at =
-          texture.levels.offset[nearest_level] + y.nearest * texture.levels.width[nearest_level] + x.nearest;
+      const int64_t at = texture.levels.offset[nearest_level] + y.nearest * texture.levels.width[nearest_level] + x.nearest;
       for (int k = first; k < last; ++k)
         if (nearest[k]) value[k] = static_cast<A>(texels[at * texture.channels + channel[k]]);
     }
@@ -188,8 +177,7 @@ struct ScoreCells {
     const int64_t top = kAround ? cy - 1 : cy * samples, left = kAround ? cx - 1 : cx * samples;
     Taps cached[kCached];
     if constexpr (!kAligned) {
-      for (int64_t j = 0; j < minimum<int64_t>(kCached, side); ++j)
-        cached[j] = taps(cx, j, texture.levels.width);
+      for (int64_t j = 0; j < minimum<int64_t>(kCached, side); ++j) cached[j] = taps(cx, j, texture.levels.width);
     }
     const bool small = side * side <= 255;
     Histogram histogram;
@@ -230,8 +218,7 @@ struct ScoreCells {
       const int32_t filled = histogram.count[i];
       entropy += side * side < kEntropyTable ? table.term[filled] : entropy_term<A>(filled, lights);
     }
-    return weight[0] * sqrt_of(energy / places) + weight[1] * (entropy / table.largest) +
-           weight[2] * (conspicuous / places);
+    return weight[0] * sqrt_of(energy / places) + weight[1] * (entropy / table.largest) + weight[2] * (conspicuous / places);
   }
 };
 
@@ -314,15 +301,9 @@ struct SelectRow {
   char* workspace;
   int64_t workspace_stride;
 
-  static int64_t keys_bytes(int64_t count) {
-    return (count * static_cast<int64_t>(sizeof(Key)) + 63) / 64 * 64;
-  }
-  static int64_t entries_bytes(int64_t k) {
-    return ((k + 1) * static_cast<int64_t>(sizeof(Entry)) + 63) / 64 * 64;
-  }
-  static int64_t workspace_bytes(int64_t count, int64_t k) {
-    return keys_bytes(count) + 2 * entries_bytes(k);
-  }
+  static int64_t keys_bytes(int64_t count) { return (count * static_cast<int64_t>(sizeof(Key)) + 63) / 64 * 64; }
+  static int64_t entries_bytes(int64_t k) { return ((k + 1) * static_cast<int64_t>(sizeof(Entry)) + 63) / 64 * 64; }
+  static int64_t workspace_bytes(int64_t count, int64_t k) { return keys_bytes(count) + 2 * entries_bytes(k); }
 
   TEXVLM_HD static int64_t count_from(const Key* keys, int64_t count, Key threshold) {
     int64_t total = 0;
@@ -396,9 +377,7 @@ struct SelectRow {
 
     const Key limit = static_cast<Key>(threshold ^ kTop);
     int64_t won = 0;
-    const Key from =
-        exact ? limit
-              : limit + 1;  // not exact: fewer than k keys are above the limit, so it is not the largest key
+    const Key from = exact ? limit : limit + 1;  // not exact: fewer than k keys are above the limit, so it is not the largest key
     for (int64_t i = 0; i < count; ++i) {
       entries[won] = {~(static_cast<Bits>(keys[i]) ^ kTop), static_cast<Bits>(i)};
       won += keys[i] >= from;

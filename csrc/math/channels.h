@@ -1,7 +1,8 @@
 // The channels that are a formula of the picture, and level 0 of the texture that holds them.
 //
-// What reads a neighbourhood goes through planes [B, H, W] (luma, edge, contrast-normalised luma, distance to an edge) or a small map
-// (saliency); then each texel is written once, with all the channels that are asked for. Adjoints are in gather form: no atomics.
+// What reads a neighbourhood goes through planes [B, H, W] (luma, edge, contrast-normalised luma, distance to an edge) or a small
+// map (saliency); then each texel is written once, with all the channels that are asked for. Adjoints are in gather form: no
+// atomics.
 #pragma once
 
 #include "salience.h"
@@ -11,12 +12,23 @@ namespace texvlm {
 constexpr int kRadius = 4, kWindow = 2 * kRadius + 1;  // contrast is normalised over a box of 9 x 9
 constexpr double kContrastEps = 0.02;                  // added to the local standard deviation
 constexpr double kContrastScale = 2 * kEdgeScale;
-constexpr double kEdgeThreshold = 2;                   // an edge pixel is above this many times the picture's mean edge
+constexpr double kEdgeThreshold = 2;  // an edge pixel is above this many times the picture's mean edge
 constexpr int kChannels = 40, kMaxChannels = 64;
 
 enum Channel : int8_t {
-  kRed = 0, kGreen = 1, kBlue = 2, kEdge = 3, kContrastEdge = 4, kHighPass = 5, kLowPass = 6, kMotion = 7, kSaliency = 8,
-  kX = 9, kY = 10, kEccentricity = 11, kEdgeDistance = 34,
+  kRed = 0,
+  kGreen = 1,
+  kBlue = 2,
+  kEdge = 3,
+  kContrastEdge = 4,
+  kHighPass = 5,
+  kLowPass = 6,
+  kMotion = 7,
+  kSaliency = 8,
+  kX = 9,
+  kY = 10,
+  kEccentricity = 11,
+  kEdgeDistance = 34,
 };
 
 struct ChannelList {
@@ -31,8 +43,8 @@ struct LocalMoments {
   A mean, deviation;
 };
 
-// Mean and standard deviation over the box, from those of its columns: sum (v - mean)^2 = sum over columns of (their own sum of squared
-// differences + 9 (column mean - mean)^2). Nothing large is subtracted (T. Chan, G. Golub and R. LeVeque, 1979).
+// Mean and standard deviation over the box, from those of its columns: sum (v - mean)^2 = sum over columns of (their own sum of
+// squared differences + 9 (column mean - mean)^2). Nothing large is subtracted (T. Chan, G. Golub and R. LeVeque, 1979).
 template <class A>
 struct BoxRows {
   const A* row[kWindow];
@@ -72,8 +84,8 @@ TEXVLM_HD LocalMoments<A> moments_at(const A* plane, int64_t b, int64_t y, int64
 
 // The same of n pixels from column x on.
 template <class A>
-TEXVLM_HD void moments_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT mean,
-                           A* TEXVLM_RESTRICT deviation) {
+TEXVLM_HD void moments_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width,
+                           A* TEXVLM_RESTRICT mean, A* TEXVLM_RESTRICT deviation) {
   const BoxRows<A> r = box_rows(plane, b, y, height, width);
   A means[kRun + 2 * kRadius], squares[kRun + 2 * kRadius];  // [j] is column x - kRadius + j
   const int first = static_cast<int>(maximum<int64_t>(0, kRadius - x));
@@ -215,7 +227,8 @@ TEXVLM_HD A low_pass_at(const A* plane, int64_t b, int64_t y, int64_t x, int64_t
   return binomial(column[0], column[1], column[2], column[3], column[4]);
 }
 template <class A>
-TEXVLM_HD void low_pass_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT out) {
+TEXVLM_HD void low_pass_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width,
+                            A* TEXVLM_RESTRICT out) {
   const Rows5<A> r = rows5(plane, b, y, height, width);
   A column[kRun + 4];  // [j] is column x - 2 + j
   const int first = static_cast<int>(maximum<int64_t>(0, 2 - x)), last = static_cast<int>(minimum<int64_t>(n + 4, width - x + 2));
@@ -265,7 +278,8 @@ struct PassAdjoint {
     }
     for (int64_t x = in.end; x < x1; ++x) (*this)(b, y, x, 0, 1);
   }
-  TEXVLM_HD static void add(const ImageView<const T>& grad, int64_t b, int64_t y, int64_t x, int n, T weight, T* TEXVLM_RESTRICT to) {
+  TEXVLM_HD static void add(const ImageView<const T>& grad, int64_t b, int64_t y, int64_t x, int n, T weight,
+                            T* TEXVLM_RESTRICT to) {
     const T* TEXVLM_RESTRICT g = &grad.at(b, 0, y, x);
     if (grad.stride_x == 1) {
       for (int j = 0; j < n; ++j) to[j] += weight * g[j];
@@ -277,8 +291,8 @@ struct PassAdjoint {
 
 // ---- eccentricity ----
 
-// A fixation in pixels, and the distance of the farthest corner (of equally far ones the right and the lower one). One that is not finite
-// gives 0 and has gradient 0.
+// A fixation in pixels, and the distance of the farthest corner (of equally far ones the right and the lower one). One that is
+// not finite gives 0 and has gradient 0.
 template <class A>
 struct Fixation {
   A x, y, far_x, far_y, far, sign_x, sign_y;
@@ -379,21 +393,34 @@ struct ChannelTexels {
     TEXVLM_HD A value(int id, int64_t b, int64_t y, int64_t x) const {
       const int64_t height = texture.levels.height[0], width = texture.levels.width[0], at = (b * height + y) * width + x;
       switch (id) {
-        case kRed: case kGreen: case kBlue: return pixel<A>(image.at(b, id, y, x));
-        case kEdge: return planes.edge[at];
+        case kRed:
+        case kGreen:
+        case kBlue:
+          return pixel<A>(image.at(b, id, y, x));
+        case kEdge:
+          return planes.edge[at];
         case kContrastEdge: {
           const Gradient<A> g = sobel_at(planes.contrast, b, y, x, height, width);
           return minimum(std::sqrt(g.x * g.x + g.y * g.y) / A(kContrastScale), A(1));
         }
-        case kHighPass: return planes.luma[at] - low_pass_at(planes.luma, b, y, x, height, width);
-        case kLowPass: return low_pass_at(planes.luma, b, y, x, height, width);
-        case kMotion: return previous.data ? std::abs(planes.luma[at] - luma_at<A>(previous, b, y, x)) : A(0);
-        case kSaliency: return planes.salience.at(b, y, x);
-        case kX: return (static_cast<A>(x) + A(0.5)) / static_cast<A>(width);
-        case kY: return (static_cast<A>(y) + A(0.5)) / static_cast<A>(height);
-        case kEccentricity: return eccentricity_at(fixation_of(planes.fixation, b, height, width), y, x);
-        case kEdgeDistance: return planes.distance[at];
-        default: return A(0);
+        case kHighPass:
+          return planes.luma[at] - low_pass_at(planes.luma, b, y, x, height, width);
+        case kLowPass:
+          return low_pass_at(planes.luma, b, y, x, height, width);
+        case kMotion:
+          return previous.data ? std::abs(planes.luma[at] - luma_at<A>(previous, b, y, x)) : A(0);
+        case kSaliency:
+          return planes.salience.at(b, y, x);
+        case kX:
+          return (static_cast<A>(x) + A(0.5)) / static_cast<A>(width);
+        case kY:
+          return (static_cast<A>(y) + A(0.5)) / static_cast<A>(height);
+        case kEccentricity:
+          return eccentricity_at(fixation_of(planes.fixation, b, height, width), y, x);
+        case kEdgeDistance:
+          return planes.distance[at];
+        default:
+          return A(0);
       }
     }
 
@@ -409,7 +436,9 @@ struct ChannelTexels {
         for (int j = 0; j < n; ++j) out[j] = from[j];
       };
       switch (id) {
-        case kRed: case kGreen: case kBlue: {
+        case kRed:
+        case kGreen:
+        case kBlue: {
           const S* TEXVLM_RESTRICT p = &image.at(b, id, y, x);
           if (image.stride_x == 1) {
             for (int j = 0; j < n; ++j) out[j] = pixel<A>(p[j]);
@@ -418,7 +447,8 @@ struct ChannelTexels {
           }
           return;
         }
-        case kEdge: return copy(planes.edge + at);
+        case kEdge:
+          return copy(planes.edge + at);
         case kContrastEdge:
           sobel_run(planes.contrast, b, y, x, n, height, width, out);
           for (int j = 0; j < n; ++j) out[j] = minimum(out[j] / A(kContrastScale), A(1));
@@ -426,7 +456,8 @@ struct ChannelTexels {
         case kHighPass:
           for (int j = 0; j < n; ++j) out[j] = planes.luma[at + j] - low[j];
           return;
-        case kLowPass: return copy(low);
+        case kLowPass:
+          return copy(low);
         case kMotion:
           if (previous.data) {
             luma_run(previous, b, y, x, n, out);
@@ -434,7 +465,8 @@ struct ChannelTexels {
             return;
           }
           break;
-        case kSaliency: return planes.salience.run(b, y, x, n, out);
+        case kSaliency:
+          return planes.salience.run(b, y, x, n, out);
         case kX:
           for (int j = 0; j < n; ++j) out[j] = (static_cast<A>(static_cast<int>(x) + j) + A(0.5)) / static_cast<A>(width);
           return;
@@ -444,8 +476,10 @@ struct ChannelTexels {
         case kEccentricity:
           for (int j = 0; j < n; ++j) out[j] = eccentricity_at(fixation, y, static_cast<int>(x) + j);
           return;
-        case kEdgeDistance: return copy(planes.distance + at);
-        default: break;
+        case kEdgeDistance:
+          return copy(planes.distance + at);
+        default:
+          break;
       }
       for (int j = 0; j < n; ++j) out[j] = A(0);
     }

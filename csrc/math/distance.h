@@ -1,9 +1,10 @@
 // Exact Euclidean distance transform in two passes: the nearest feature of each column, then the nearest of those along each row.
 //
-// Scheme: A. Meijster, J. Roerdink and W. Hesselink, "A general algorithm for computing distance transforms in linear time" (2000). The row
-// pass searches outwards and stops as soon as the step alone is farther than what is found, 16 pixels at once; rows with a pixel that has to
-// look farther than kReach take the lower envelope of parabolas instead. Ties go to the lowest row-major index: every comparison is of
-// (squared distance, index), a total order in which two columns change places at most once along a row, so the envelope stays exact.
+// Scheme: A. Meijster, J. Roerdink and W. Hesselink, "A general algorithm for computing distance transforms in linear time"
+// (2000). The row pass searches outwards and stops as soon as the step alone is farther than what is found, 16 pixels at once;
+// rows with a pixel that has to look farther than kReach take the lower envelope of parabolas instead. Ties go to the lowest
+// row-major index: every comparison is of (squared distance, index), a total order in which two columns change places at most
+// once along a row, so the envelope stays exact.
 #pragma once
 
 #include "texture.h"
@@ -21,7 +22,7 @@ struct BoolMask {
 // Pixels of a plane above a threshold of their picture.
 template <class A>
 struct AboveMask {
-  const A* plane;  // [B, H, W]
+  const A* plane;           // [B, H, W]
   const double* threshold;  // [B]
   int64_t height, width;
   TEXVLM_HD bool operator()(int64_t b, int64_t y, int64_t x) const {
@@ -59,7 +60,8 @@ struct NearestInColumn {
   };
 };
 
-// Where the answer goes: squared distance and index (-1 and H^2 + W^2 where there is no feature), or the distance over the diagonal.
+// Where the answer goes: squared distance and index (-1 and H^2 + W^2 where there is no feature), or the distance over the
+// diagonal.
 struct SquaredSink {
   int64_t* squared;
   int64_t* index;
@@ -132,7 +134,8 @@ struct NearestInRow {
         const bool has = column[x] != kNoRow;
         const T distance = static_cast<T>(has ? column[x] - static_cast<int32_t>(y) : 0);
         down[x] = has ? distance * distance : none;
-        if constexpr (Sink::kIndexed) place[x] = has ? static_cast<T>(column[x]) * static_cast<T>(width) + static_cast<T>(x) : nowhere;
+        if constexpr (Sink::kIndexed)
+          place[x] = has ? static_cast<T>(column[x]) * static_cast<T>(width) + static_cast<T>(x) : nowhere;
       }
       if (!search(down, place, best, index)) envelope(down, place, best, index, index + width);
       for (int64_t x = 0; x < width; ++x) {
@@ -142,7 +145,8 @@ struct NearestInRow {
     }
 
     // Searches up to kReach columns to both sides; false where that is not enough.
-    TEXVLM_HD bool search(const T* TEXVLM_RESTRICT down, const T* TEXVLM_RESTRICT place, T* TEXVLM_RESTRICT best, T* TEXVLM_RESTRICT index) const {
+    TEXVLM_HD bool search(const T* TEXVLM_RESTRICT down, const T* TEXVLM_RESTRICT place, T* TEXVLM_RESTRICT best,
+                          T* TEXVLM_RESTRICT index) const {
       for (int64_t x = 0; x < width; x += kLanes) {
         T d[kLanes], at[kLanes];
         for (int j = 0; j < kLanes; ++j) d[j] = down[x + j], at[j] = place[x + j];

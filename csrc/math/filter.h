@@ -1,7 +1,8 @@
 // Texture filtering: which texels a coordinate reads and with what weights. Every sampler of texvlm is built from these.
 //
-// Texel centres lie at (i + 0.5) / n (as align_corners=False). At kinks the derivatives are one-sided from the right: floor() puts
-// a coordinate on a cell edge, and a LOD on an integer, into the cell above it. Source: the Direct3D 11.3 specification, 7.18.
+// Texel centres lie at (i + 0.5) / n (as align_corners=False). At kinks the derivatives are one-sided from the right: floor()
+// puts a coordinate on a cell edge, and a LOD on an integer, into the cell above it. Source: the Direct3D 11.3
+// specification, 7.18.
 #pragma once
 
 #include <cmath>
@@ -62,7 +63,8 @@ TEXVLM_HD int axis_nearest(A u, int n, Address address) {
   return address == Address::border ? (i >= n ? -1 : i) : clamp(i, 0, n - 1);
 }
 
-// The two levels that a LOD lies between: value = (1 - t) * level l0 + t * level l1. `slope` is 1 where d/dlod flows, 0 where clamped.
+// The two levels that a LOD lies between: value = (1 - t) * level l0 + t * level l1. `slope` is 1 where d/dlod flows, 0 where
+// clamped.
 template <class A>
 struct LevelLerp {
   int l0, l1;
@@ -92,7 +94,8 @@ template <class A>
 TEXVLM_HD Bilinear<A> bilinear(A u, A v, const Levels& levels, int level, Address address) {
   const int width = static_cast<int>(levels.width[level]);
   const AxisLerp<A> x = axis_lerp(u, width, address), y = axis_lerp(v, static_cast<int>(levels.height[level]), address);
-  const int64_t top = levels.offset[level] + static_cast<int64_t>(y.i0) * width, bottom = levels.offset[level] + static_cast<int64_t>(y.i1) * width;
+  const int64_t top = levels.offset[level] + static_cast<int64_t>(y.i0) * width,
+                bottom = levels.offset[level] + static_cast<int64_t>(y.i1) * width;
   return {top + x.i0, top + x.i1, bottom + x.i0, bottom + x.i1, x, y};
 }
 

@@ -1,9 +1,9 @@
 // Anisotropic sampling: a pixel's footprint becomes a row of trilinear taps along its major axis.
 //
-// The footprint is the parallelogram of dx = ddx (W, H) and dy = ddy (W, H), in level-0 pixels. Pmax and Pmin are the singular values
-// of the matrix [dx dy], the axis its left singular vector for Pmax: the Direct3D 11.3 ellipse transform (7.18.11), taken literally,
-// mirrors the axis of half of all footprints. The decomposition is that of J. Blinn, "Consider the lowly 2x2 matrix", IEEE CG&A
-// 16(2), 1996: the matrix is a scaled rotation (e, h) plus a scaled reflection (f, g); it needs no trigonometry.
+// The footprint is the parallelogram of dx = ddx (W, H) and dy = ddy (W, H), in level-0 pixels. Pmax and Pmin are the singular
+// values of the matrix [dx dy], the axis its left singular vector for Pmax: the Direct3D 11.3 ellipse transform (7.18.11), taken
+// literally, mirrors the axis of half of all footprints. The decomposition is that of J. Blinn, "Consider the lowly 2x2 matrix",
+// IEEE CG&A 16(2), 1996: the matrix is a scaled rotation (e, h) plus a scaled reflection (f, g); it needs no trigonometry.
 #pragma once
 
 #include "sample_adjoint.h"
@@ -28,7 +28,7 @@ TEXVLM_HD A length(A x, A y) {
 
 template <class A>
 struct Footprint {
-  A lod, axis_x, axis_y;  // the axis has length Pmax, in level-0 pixels; its sign has no meaning
+  A lod, axis_x, axis_y;       // the axis has length Pmax, in level-0 pixels; its sign has no meaning
   A slope_minor, slope_major;  // d lod / d Pmin and d lod / d Pmax
   A cos, sin, major;           // the axis as a direction and a length
   A q, r, ex, hy, fx, gy;      // lengths and directions of (e, h) and (f, g)
@@ -55,8 +55,8 @@ TEXVLM_HD Footprint<A> footprint(A ddx_u, A ddx_v, A ddy_u, A ddy_v, A width, A 
     p.fx = f / p.r;
     p.gy = g / p.r;
   }
-  // The axis halves the angle between the two directions: their sum, or where they are opposed, what is normal to the difference. A
-  // circle (one length is zero) has its axis along dx, a zero footprint has none.
+  // The axis halves the angle between the two directions: their sum, or where they are opposed, what is normal to the difference.
+  // A circle (one length is zero) has its axis along dx, a zero footprint has none.
   const bool opposed = p.ex * p.fx + p.hy * p.gy < A(0);
   const A x = opposed ? p.gy - p.hy : p.ex + p.fx, y = opposed ? p.ex - p.fx : p.hy + p.gy, norm = length(x, y);
   if (norm > A(0)) {
@@ -72,7 +72,8 @@ TEXVLM_HD Footprint<A> footprint(A ddx_u, A ddx_v, A ddy_u, A ddy_v, A width, A 
   if (radius > A(0)) {
     const A last = static_cast<A>(levels - 1), lod = log2_of(radius);
     p.lod = clamp(lod, A(0), last);
-    if (lod >= A(0) && lod <= last) (round ? p.slope_minor : p.slope_major) = A(1) / (radius * A(0.6931471805599453) * (round ? A(1) : most));
+    if (lod >= A(0) && lod <= last)
+      (round ? p.slope_minor : p.slope_major) = A(1) / (radius * A(0.6931471805599453) * (round ? A(1) : most));
   }
   const A ratio = p.major * exp2_of(-p.lod) * A(1 - 1e-5);  // rounding shall not add a tap
   const A wanted = floor_of(ratio), ceiled = wanted < ratio ? wanted + A(1) : wanted;
@@ -85,8 +86,8 @@ struct FootprintGrad {
   A ddx_u, ddx_v, ddy_u, ddy_v;
 };
 
-// Adjoint of footprint: from the gradients of the axis and of the LOD. The number of taps is piecewise constant, and the axis of a
-// circle does not turn.
+// Adjoint of footprint: from the gradients of the axis and of the LOD. The number of taps is piecewise constant, and the axis of
+// a circle does not turn.
 template <class A>
 TEXVLM_HD FootprintGrad<A> footprint_adjoint(const Footprint<A>& p, A axis_x, A axis_y, A lod, A width, A height) {
   const A major = axis_x * p.cos + axis_y * p.sin + lod * p.slope_major;
@@ -126,7 +127,8 @@ struct Tap {
 template <class A>
 TEXVLM_HD Tap<A> tap_of(const Footprint<A>& p, int i, A u, A v, const Levels& levels) {
   const A along = (static_cast<A>(i) + A(0.5)) / static_cast<A>(p.taps) - A(0.5);
-  return {along, u + along * (p.axis_x / static_cast<A>(levels.width[0])), v + along * (p.axis_y / static_cast<A>(levels.height[0]))};
+  return {along, u + along * (p.axis_x / static_cast<A>(levels.width[0])),
+          v + along * (p.axis_y / static_cast<A>(levels.height[0]))};
 }
 
 // Channels that a thread sums at a time: CUDA's slice, or a feature map's texel.
@@ -182,7 +184,8 @@ struct SampleGrad {
     for (int64_t c = 0; c < wide; ++c) to[c] = static_cast<T>(sum[c] / static_cast<A>(p.taps));
   }
 
-  TEXVLM_HD static void add(const T* texels, int64_t channels, const Bilinear<A>& q, A share, int64_t wide, A* TEXVLM_RESTRICT sum) {
+  TEXVLM_HD static void add(const T* texels, int64_t channels, const Bilinear<A>& q, A share, int64_t wide,
+                            A* TEXVLM_RESTRICT sum) {
     if (!all_inside(q)) {
       for (int64_t c = 0; c < wide; ++c) sum[c] += share * blend(corners(texels + c, channels, q), q);
       return;

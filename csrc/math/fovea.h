@@ -39,8 +39,7 @@ struct FoveaToken {
 template <class A>
 TEXVLM_HD FoveaToken<A> fovea_token(const FoveaView<A>& v, int64_t b, int64_t n) {
   FoveaToken<A> t{};
-  const A *fixation = v.fixation + 2 * (b * v.fixations + n / v.count),
-          *offset = v.offsets + 2 * (n % v.count);
+  const A *fixation = v.fixation + 2 * (b * v.fixations + n / v.count), *offset = v.offsets + 2 * (n % v.count);
   t.usable = true;
   for (int d = 0; d < 2; ++d) {
     t.usable = t.usable && finite(fixation[d]) && finite(offset[d]);
@@ -90,9 +89,7 @@ struct FoveaTokensAdjoint {
     for (int d = 0; d < 2; ++d) {
       const T by_step = t.eccentricity > T(0) ? by_distance * t.step[d] / t.eccentricity : T(0);
       const T by_position = t.inside[d] ? grad_uv[2 * q + d] / view.size[d] + by_step : T(0);
-      if (fixation)
-        accumulate(fixation + 2 * (b * view.fixations + n / view.count) + d,
-                   view.size[d] * (by_position - by_step));
+      if (fixation) accumulate(fixation + 2 * (b * view.fixations + n / view.count) + d, view.size[d] * (by_position - by_step));
       if (offsets) accumulate(offsets + 2 * (n % view.count) + d, by_position);
     }
   }

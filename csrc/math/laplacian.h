@@ -107,8 +107,7 @@ struct AddEnlarged {
         const A* p = v + ((x + 1) / 2 - 1 - low) * kC;
         const A w1 = x % 2 ? A(0.25) : A(0.75), w0 = A(1) - w1;
         for (int c = 0; c < kC; ++c)
-          o[x * kC + c] =
-              static_cast<T>(static_cast<A>(own[x * kC + c]) + sign * (w0 * p[c] + w1 * p[kC + c]));
+          o[x * kC + c] = static_cast<T>(static_cast<A>(own[x * kC + c]) + sign * (w0 * p[c] + w1 * p[kC + c]));
       }
     }
   }
@@ -127,8 +126,7 @@ struct AddEnlargedAdjoint {
   bool chained;
 
   template <class S>
-  TEXVLM_HD A gather(const S* in, int64_t pitch, int64_t channels, const UpReaders<A>& ry,
-                     const UpReaders<A>& rx) const {
+  TEXVLM_HD A gather(const S* in, int64_t pitch, int64_t channels, const UpReaders<A>& ry, const UpReaders<A>& rx) const {
     A sum = 0;
     for (int i = 0; i < ry.count; ++i) {
       A line = 0;
@@ -144,17 +142,15 @@ struct AddEnlargedAdjoint {
     texel(b, y, x, ry, c0, c1);
   }
 
-  TEXVLM_HD void texel(int64_t b, int64_t y, int64_t x, const UpReaders<A>& ry, int64_t c0,
-                       int64_t c1) const {
+  TEXVLM_HD void texel(int64_t b, int64_t y, int64_t x, const UpReaders<A>& ry, int64_t c0, int64_t c1) const {
     const Levels& l = grad.levels;
     const UpReaders<A> rx = up_readers<A>(x, l.width[level - 1], l.width[level]);
     const int64_t channels = C ? C : grad.channels, pitch = l.width[level - 1] * channels;
     const T* own = grad.texel(b, level, y, x);
     A* o = out.texel(b, level, y, x);
     for (int64_t c = c0; c < c1; ++c) {
-      const A from = chained
-                         ? gather(out.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx)
-                         : gather(grad.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx);
+      const A from = chained ? gather(out.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx)
+                             : gather(grad.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx);
       o[c] = static_cast<A>(own[c]) + sign * from;
     }
   }

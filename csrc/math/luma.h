@@ -1,7 +1,8 @@
 // Luma, its Sobel gradient and the change between two pictures: the planes [B, H, W] that channels and saliency are made of.
 //
-// Loops run along x over runs of kRun pixels with their intermediates on the stack, so that they vectorise and nothing but whole planes
-// touches memory. Borders are replicated. Each operation has a form for one pixel with the same arithmetic in the same order.
+// Loops run along x over runs of kRun pixels with their intermediates on the stack, so that they vectorise and nothing but whole
+// planes touches memory. Borders are replicated. Each operation has a form for one pixel with the same arithmetic in the same
+// order.
 #pragma once
 
 #include "texture.h"
@@ -10,7 +11,7 @@ namespace texvlm {
 
 constexpr int kRun = 64;
 constexpr double kLumaRed = 0.299, kLumaGreen = 0.587, kLumaBlue = 0.114;  // ITU-R BT.601
-constexpr double kEdgeScale = 4.472135954999579;                          // 4 sqrt(1.25): the largest Sobel magnitude of values in [0, 1]
+constexpr double kEdgeScale = 4.472135954999579;  // 4 sqrt(1.25): the largest Sobel magnitude of values in [0, 1]
 
 // A pixel as a number: uint8 is divided by 255, what is not finite counts as 0.
 template <class A>
@@ -94,8 +95,8 @@ TEXVLM_HD Gradient<A> sobel_at(const A* plane, int64_t b, int64_t y, int64_t x, 
 
 // The same of n pixels from column x on.
 template <class A>
-TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT gx,
-                         A* TEXVLM_RESTRICT gy) {
+TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width,
+                         A* TEXVLM_RESTRICT gx, A* TEXVLM_RESTRICT gy) {
   const Rows3<A> r = rows3(plane, b, y, height, width);
   A smooth[kRun + 2], slope[kRun + 2];  // [j] is column x - 1 + j
   const int first = x > 0 ? 0 : 1, last = x + n < width ? n + 2 : n + 1;
@@ -114,7 +115,8 @@ TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n,
 
 // Magnitudes of n pixels from column x on.
 template <class A>
-TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, A* TEXVLM_RESTRICT out) {
+TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width,
+                         A* TEXVLM_RESTRICT out) {
   A gx[kRun], gy[kRun];
   sobel_run(plane, b, y, x, n, height, width, gx, gy);
   for (int j = 0; j < n; ++j) out[j] = std::sqrt(gx[j] * gx[j] + gy[j] * gy[j]);
@@ -140,7 +142,8 @@ struct EdgePlane {
   }
 };
 
-// Adjoint of a window along an axis with replicated borders: the outputs first .. first + count - 1 read source i with these weights.
+// Adjoint of a window along an axis with replicated borders: the outputs first .. first + count - 1 read source i with these
+// weights.
 template <class A, int R>
 struct AxisAdjoint {
   int64_t first;
@@ -161,8 +164,8 @@ TEXVLM_HD AxisAdjoint<A, R> axis_adjoint(int64_t i, int64_t n, const A (&kernel)
   return a;
 }
 
-// Adjoint of magnitude / scale, first half: what the gradient (gx, gy) of each pixel receives. 0 where the magnitude is 0 and, with
-// `clip`, where it is above `scale` (the value is then cut off at 1).
+// Adjoint of magnitude / scale, first half: what the gradient (gx, gy) of each pixel receives. 0 where the magnitude is 0 and,
+// with `clip`, where it is above `scale` (the value is then cut off at 1).
 template <class T, int C>
 struct SobelAdjointSeed {
   const T* plane;
@@ -200,7 +203,8 @@ struct SobelAdjointSeed {
   }
 };
 
-// Columns of a row whose windows of radius R (and those of the windows around them) stay inside: there, all weights are the kernel's.
+// Columns of a row whose windows of radius R (and those of the windows around them) stay inside: there, all weights are the
+// kernel's.
 struct Inside {
   int64_t begin, end;
 };
@@ -234,7 +238,8 @@ struct SobelAdjoint {
     const Inside in = inside(x0, x1, 1, width);
     for (int64_t x = x0; x < in.begin; ++x) (*this)(b, y, x, 0, 1);
     for (int i = 0; i < sy.count; ++i) {
-      const T *TEXVLM_RESTRICT p = to_x + (b * height + sy.first + i) * width, *TEXVLM_RESTRICT q = to_y + (b * height + sy.first + i) * width;
+      const T *TEXVLM_RESTRICT p = to_x + (b * height + sy.first + i) * width,
+                               *TEXVLM_RESTRICT q = to_y + (b * height + sy.first + i) * width;
       T* TEXVLM_RESTRICT to = out + (b * height + y) * width;
       for (int64_t x = in.begin; x < in.end; ++x)
         to[x] += sy.weight[i] * (p[x - 1] - p[x + 1]) + dy.weight[i] * (q[x - 1] + T(2) * q[x] + q[x + 1]);
@@ -260,7 +265,8 @@ struct MotionAdjoint {
   }
 };
 
-// Adjoint of luma and of taking the picture's own values, into the gradient of a picture [B, 3, H, W]: 0 where a pixel is not finite.
+// Adjoint of luma and of taking the picture's own values, into the gradient of a picture [B, 3, H, W]: 0 where a pixel is not
+// finite.
 //   luma [B, H, W] or null; own: gradients of the three colours, at most two of them, or null data.
 template <class S>
 struct PictureAdjoint {

@@ -77,7 +77,7 @@ struct PatchGrid {
 
 constexpr int kPatchColumns = 16;                  // columns handled at a time on the host
 constexpr int kPatchSpan = 2 * kPatchColumns + 2;  // texels that they read in one level: at most 2 apart
-constexpr int kPatchTile = 16;  // channels handled at a time where their number is not a template constant
+constexpr int kPatchTile = 16;                     // channels handled at a time where their number is not a template constant
 
 // The taps of kPatchColumns columns in one level: the texels that they read, and where in that list each
 // column finds its two.
@@ -105,15 +105,13 @@ TEXVLM_HD bool unit_taps(A center, A middle, int k0, int n, int64_t size, int& f
 
 // v = w0 * top + w1 * bottom, n values; N: n where known at compile time.
 template <int N, class A, class T>
-TEXVLM_HD void lerp_run(A* TEXVLM_RESTRICT v, const T* TEXVLM_RESTRICT top, const T* TEXVLM_RESTRICT bottom,
-                        A w0, A w1, int n) {
+TEXVLM_HD void lerp_run(A* TEXVLM_RESTRICT v, const T* TEXVLM_RESTRICT top, const T* TEXVLM_RESTRICT bottom, A w0, A w1, int n) {
   for (int k = 0; k < (N ? N : n); ++k) v[k] = w0 * static_cast<A>(top[k]) + w1 * static_cast<A>(bottom[k]);
 }
 
 // Interleaved columns [n, tile] to planes: out[c * plane + j]. N, C: n and tile where known at compile time.
 template <int N, int C, class A, class T>
-TEXVLM_HD void to_planes(T* TEXVLM_RESTRICT out, const A* TEXVLM_RESTRICT in, int64_t plane, int n,
-                         int tile) {
+TEXVLM_HD void to_planes(T* TEXVLM_RESTRICT out, const A* TEXVLM_RESTRICT in, int64_t plane, int n, int tile) {
   for (int c = 0; c < (C ? C : tile); ++c)
     for (int j = 0; j < (N ? N : n); ++j) out[c * plane + j] = static_cast<T>(in[j * (C ? C : tile) + c]);
 }
@@ -159,8 +157,7 @@ struct ExtractPatches {
   }
 
   // Channels with the reducer mode: the nearest texel of the nearest level.
-  TEXVLM_HD void nearest(const T* texels, const PatchFrame<A>& f, A u, A v, T* o, int64_t c0,
-                         int64_t c1) const {
+  TEXVLM_HD void nearest(const T* texels, const PatchFrame<A>& f, A u, A v, T* o, int64_t c0, int64_t c1) const {
     const int level = nearest_level(static_cast<A>(f.level.l0) + f.level.t, grid.levels);
     const int64_t width = texture.levels.width[level];
     const int x = axis_nearest(u, static_cast<int>(width), grid.address);
@@ -188,8 +185,8 @@ struct ExtractPatches {
       }
       if (!reducers.any_mode) continue;
       for (int k = 0; k < samples; ++k)
-        nearest(texture.texel(b, 0, 0, 0), f, grid.u_of(f, k % grid.size), grid.v_of(f, k / grid.size),
-                patch(b, n) + k, 0, channels());
+        nearest(texture.texel(b, 0, 0, 0), f, grid.u_of(f, k % grid.size), grid.v_of(f, k / grid.size), patch(b, n) + k, 0,
+                channels());
     }
   }
 
@@ -266,8 +263,8 @@ struct ExtractPatches {
   // One row of n columns in one level, interleaved [n, tile]: vertically first, then horizontally. Returns
   // where it lies: `sum`, or the texture itself where nothing is to be computed.
   template <int N>
-  TEXVLM_HD const A* line(const PatchColumns<A>& x, const T* top, const T* bottom, A w0, A w1, bool add,
-                          A* TEXVLM_RESTRICT sum, int n, int tile) const {
+  TEXVLM_HD const A* line(const PatchColumns<A>& x, const T* top, const T* bottom, A w0, A w1, bool add, A* TEXVLM_RESTRICT sum,
+                          int n, int tile) const {
     A v[kPatchSpan * (C ? C : kPatchTile)];
     if (C > 0 && x.unit) {
       const T *t = top + x.first * C, *d = bottom + x.first * C;
@@ -358,8 +355,7 @@ struct ExtractPatchesAdjoint {
       const PatchFrame<A> f = grid.frame(b, n);
       if (!f.usable) continue;
       PatchFrameGrad<A> sum{};
-      for (int j0 = 0; j0 < grid.size; j0 += kPatchColumns)
-        strip(b, n, f, j0, minimum(kPatchColumns, grid.size - j0), sum);
+      for (int j0 = 0; j0 < grid.size; j0 += kPatchColumns) strip(b, n, f, j0, minimum(kPatchColumns, grid.size - j0), sum);
       add(b, n, sum);
     }
   }
@@ -367,8 +363,7 @@ struct ExtractPatchesAdjoint {
   // At an integer LOD the blend has weight 0 but a derivative, from the right.
   TEXVLM_HD bool needs_coarse(const PatchFrame<A>& f) const { return f.level.t != A(0) || lod; }
 
-  TEXVLM_HD void strip(int64_t b, int64_t n, const PatchFrame<A>& f, int j0, int count,
-                       PatchFrameGrad<A>& sum) const {
+  TEXVLM_HD void strip(int64_t b, int64_t n, const PatchFrame<A>& f, int j0, int count, PatchFrameGrad<A>& sum) const {
     const bool both = needs_coarse(f);
     const int coarse = both ? f.level.l1 : f.level.l0;
     const int64_t *width = texture.levels.width, *height = texture.levels.height;
@@ -387,8 +382,7 @@ struct ExtractPatchesAdjoint {
       for (int j = 0; j < count; ++j) {
         const PatchPoint<A> p = grid.point(f, i, j0 + j);
         if (!grid.axes) {
-          one(b, n, f, i, j0 + j, p, joined(x0[j], y0, f.level.l0), joined(x1[j], y1, coarse), 0, channels(),
-              sum);
+          one(b, n, f, i, j0 + j, p, joined(x0[j], y0, f.level.l0), joined(x1[j], y1, coarse), 0, channels(), sum);
         } else if (finite(p.u) && finite(p.v)) {
           one(b, n, f, i, j0 + j, p, bilinear(p.u, p.v, texture.levels, f.level.l0, grid.address),
               bilinear(p.u, p.v, texture.levels, coarse, grid.address), 0, channels(), sum);
@@ -399,15 +393,13 @@ struct ExtractPatchesAdjoint {
 
   TEXVLM_HD Bilinear<A> joined(const AxisLerp<A>& x, const AxisLerp<A>& y, int level) const {
     const int64_t width = texture.levels.width[level];
-    const int64_t top = texture.levels.offset[level] + y.i0 * width,
-                  bottom = texture.levels.offset[level] + y.i1 * width;
+    const int64_t top = texture.levels.offset[level] + y.i0 * width, bottom = texture.levels.offset[level] + y.i1 * width;
     return {top + x.i0, top + x.i1, bottom + x.i0, bottom + x.i1, x, y};
   }
 
   // Sample (i, j) of patch n: channels [c0, c1).
-  TEXVLM_HD void one(int64_t b, int64_t n, const PatchFrame<A>& f, int i, int j, const PatchPoint<A>& p,
-                     const Bilinear<A>& fine, const Bilinear<A>& coarse, int64_t c0, int64_t c1,
-                     PatchFrameGrad<A>& sum) const {
+  TEXVLM_HD void one(int64_t b, int64_t n, const PatchFrame<A>& f, int i, int j, const PatchPoint<A>& p, const Bilinear<A>& fine,
+                     const Bilinear<A>& coarse, int64_t c0, int64_t c1, PatchFrameGrad<A>& sum) const {
     const T* g = grad.at(b, n, i, j);
     const A t = f.level.t, share = A(1) - t;
     if (texels.data) {
@@ -419,8 +411,7 @@ struct ExtractPatchesAdjoint {
     const T* in = texture.texel(b, 0, 0, 0);
     const int64_t *width = texture.levels.width, *height = texture.levels.height;
     const PatchSlopes<A> a = slopes(in, fine, g, c0, c1);
-    A du = share * static_cast<A>(width[f.level.l0]) * a.x,
-      dv = share * static_cast<A>(height[f.level.l0]) * a.y, blend = 0;
+    A du = share * static_cast<A>(width[f.level.l0]) * a.x, dv = share * static_cast<A>(height[f.level.l0]) * a.y, blend = 0;
     if (needs_coarse(f)) {
       const PatchSlopes<A> d = slopes(in, coarse, g, c0, c1);
       du += t * static_cast<A>(width[f.level.l1]) * d.x;
@@ -457,8 +448,7 @@ struct ExtractPatchesAdjoint {
 
   // The gradient times the fetch, and times its derivatives by the texel coordinates, summed over channels:
   // the sums are taken texel by texel, so that the weights come in once.
-  TEXVLM_HD PatchSlopes<A> slopes(const T* in, const Bilinear<A>& q, const T* g, int64_t c0,
-                                  int64_t c1) const {
+  TEXVLM_HD PatchSlopes<A> slopes(const T* in, const Bilinear<A>& q, const T* g, int64_t c0, int64_t c1) const {
     const T *t00 = in + q.t00 * channels(), *t01 = in + q.t01 * channels(), *t10 = in + q.t10 * channels(),
             *t11 = in + q.t11 * channels();
     A s00 = 0, s01 = 0, s10 = 0, s11 = 0;
@@ -471,8 +461,8 @@ struct ExtractPatchesAdjoint {
       s11 += gc * static_cast<A>(t11[c]);
     }
     const A top = q.x.w0 * s00 + q.x.w1 * s01, bottom = q.x.w0 * s10 + q.x.w1 * s11;
-    return {q.y.w0 * (q.x.d0 * s00 + q.x.d1 * s01) + q.y.w1 * (q.x.d0 * s10 + q.x.d1 * s11),
-            q.y.d0 * top + q.y.d1 * bottom, q.y.w0 * top + q.y.w1 * bottom};
+    return {q.y.w0 * (q.x.d0 * s00 + q.x.d1 * s01) + q.y.w1 * (q.x.d0 * s10 + q.x.d1 * s11), q.y.d0 * top + q.y.d1 * bottom,
+            q.y.w0 * top + q.y.w1 * bottom};
   }
 
   TEXVLM_HD void add(int64_t b, int64_t n, const PatchFrameGrad<A>& sum) const {

@@ -88,7 +88,8 @@ struct ImageToTexels {
         T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
         const S* TEXVLM_RESTRICT in = &image.at(b, 0, y, 0);
         if constexpr (C == 3) {
-          const S *TEXVLM_RESTRICT red = in, *TEXVLM_RESTRICT green = in + image.stride_c, *TEXVLM_RESTRICT blue = in + 2 * image.stride_c;
+          const S *TEXVLM_RESTRICT red = in, *TEXVLM_RESTRICT green = in + image.stride_c,
+                                   *TEXVLM_RESTRICT blue = in + 2 * image.stride_c;
           for (; x < x1; ++x) {
             out[3 * x] = static_cast<T>(scaled(static_cast<Acc<T>>(red[x])));
             out[3 * x + 1] = static_cast<T>(scaled(static_cast<Acc<T>>(green[x])));
@@ -101,7 +102,8 @@ struct ImageToTexels {
       for (; x < x1; ++x) (*this)(b, y, x, 0, channels);
     }
 
-    // Whole cache lines of 4 planes at a time: the planes are often a power of two apart, and more of them would evict each other.
+    // Whole cache lines of 4 planes at a time: the planes are often a power of two apart, and more of them would evict each
+    // other.
     TEXVLM_HD int64_t transposed(const S* in, T* out, int64_t channels, int64_t x, int64_t x1) const {
       using A = Acc<T>;
       using V = Lanes<A, 4>;
@@ -149,7 +151,8 @@ struct MipDown {
   }
 
   // Vertical sums first, then horizontal: row() does the same arithmetic in the same order.
-  TEXVLM_HD static Acc<T> mean(const T* in, int64_t pitch, int64_t channels, const AxisTaps<Acc<T>>& ty, const AxisTaps<Acc<T>>& tx) {
+  TEXVLM_HD static Acc<T> mean(const T* in, int64_t pitch, int64_t channels, const AxisTaps<Acc<T>>& ty,
+                               const AxisTaps<Acc<T>>& tx) {
     Acc<T> sum = 0;
     for (int j = 0; j < tx.count; ++j) {
       Acc<T> column = 0;
@@ -195,7 +198,8 @@ struct MipDown {
       } else {
         x = row_of_lanes<false, false>(b, y, x, guarded);
       }
-    } else if (reducers.first == Reducer::mean && texture.levels.height[level - 1] % 2 == 0 && texture.levels.width[level - 1] % 2 == 0) {
+    } else if (reducers.first == Reducer::mean && texture.levels.height[level - 1] % 2 == 0 &&
+               texture.levels.width[level - 1] % 2 == 0) {
       const T* TEXVLM_RESTRICT top = texture.texel(b, level - 1, 2 * y, 0);
       const T* TEXVLM_RESTRICT bottom = texture.texel(b, level - 1, 2 * y + 1, 0);
       T* TEXVLM_RESTRICT out = texture.texel(b, level, y, 0);
@@ -281,7 +285,8 @@ struct MipDown {
       }
       if (Mixed && reducers.any_mode) {
         for (int64_t c = 0; c < channels; ++c)
-          if (reducers.of(c) == Reducer::mode) out[x * channels + c] = static_cast<T>(reduce(Reducer::mode, p + c, pitch, channels, ty, tx));
+          if (reducers.of(c) == Reducer::mode)
+            out[x * channels + c] = static_cast<T>(reduce(Reducer::mode, p + c, pitch, channels, ty, tx));
       }
     }
     return x;
@@ -291,8 +296,8 @@ struct MipDown {
 
 #if defined(TEXVLM_HOST_LOOPS)
 // Several levels of a band of rows while they are in the cache, the picture's own rows first if there is a picture to read.
-//   A band is 2^levels rows of level 0; all heights above it are even, so no band reads another's rows. Texel y of the launch is the
-//   band, and its columns only tell the launcher how much work a band is.
+//   A band is 2^levels rows of level 0; all heights above it are even, so no band reads another's rows. Texel y of the launch is
+//   the band, and its columns only tell the launcher how much work a band is.
 template <class S>
 struct MipBand {
   template <class T, int C>
@@ -309,7 +314,8 @@ struct MipBand {
       }
       for (int level = 1; level <= levels; ++level) {
         const MipDown<T, C> down{texture, level, reducers};
-        for (int64_t y = band << (levels - level); y < (band + 1) << (levels - level); ++y) one_row(down, b, y, texture.levels.width[level]);
+        for (int64_t y = band << (levels - level); y < (band + 1) << (levels - level); ++y)
+          one_row(down, b, y, texture.levels.width[level]);
       }
     }
 
@@ -355,7 +361,8 @@ struct MipDownAdjoint {
     return best_y == y && best_x == x;
   }
 
-  TEXVLM_HD A gather(int64_t b, int64_t c, int64_t y, int64_t x, const AxisTaps<A>& py, const AxisTaps<A>& px, Reducer reducer) const {
+  TEXVLM_HD A gather(int64_t b, int64_t c, int64_t y, int64_t x, const AxisTaps<A>& py, const AxisTaps<A>& px,
+                     Reducer reducer) const {
     if (reducer == Reducer::mode) return A(0);
     A sum = 0;
     for (int i = 0; i < py.count; ++i)
@@ -372,7 +379,8 @@ struct MipDownAdjoint {
   }
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
-    const AxisTaps<A> py = axis_parents<A>(y, grad.levels.height[level - 1]), px = axis_parents<A>(x, grad.levels.width[level - 1]);
+    const AxisTaps<A> py = axis_parents<A>(y, grad.levels.height[level - 1]),
+                      px = axis_parents<A>(x, grad.levels.width[level - 1]);
     const T* own = grad.texel(b, level - 1, y, x);
     for (int64_t c = c0; c < c1; ++c) {
       const A total = static_cast<A>(own[c]) + gather(b, c, y, x, py, px, reducers.of(c));

@@ -1,8 +1,8 @@
 // Bottom-up saliency from the mips of a picture: centre-surround differences of Lab, edge and motion, peaks promoted.
 //
-// Source: L. Itti, C. Koch and E. Niebur, "A model of saliency-based visual attention for rapid scene analysis" (1998). The pyramid holds five
-// channels (red, green, blue by mean; edge, motion by max) from level 1 of the picture on; from level kBase on the colours are turned into
-// Lab in place. `feature level s` is level kBase + s of the picture, s = 0..4.
+// Source: L. Itti, C. Koch and E. Niebur, "A model of saliency-based visual attention for rapid scene analysis" (1998). The
+// pyramid holds five channels (red, green, blue by mean; edge, motion by max) from level 1 of the picture on; from level kBase on
+// the colours are turned into Lab in place. `feature level s` is level kBase + s of the picture, s = 0..4.
 #pragma once
 
 #include "luma.h"
@@ -10,18 +10,18 @@
 
 namespace texvlm {
 
-constexpr int kFeatures = 5;            // L, a, b, edge, motion
-constexpr int kMaps = 4;                // intensity, colour, edge, motion
-constexpr int kBase = 2;                // the level whose texels are the places of the map
-constexpr int kSalienceLevels = 5;      // levels kBase .. kBase + 4: centres 0, 1 and surrounds 2, 3 above a centre
-constexpr double kMapFloor = 1e-4;      // a map whose maximum is not above this is flat: its rounding noise must not be promoted
+constexpr int kFeatures = 5;        // L, a, b, edge, motion
+constexpr int kMaps = 4;            // intensity, colour, edge, motion
+constexpr int kBase = 2;            // the level whose texels are the places of the map
+constexpr int kSalienceLevels = 5;  // levels kBase .. kBase + 4: centres 0, 1 and surrounds 2, 3 above a centre
+constexpr double kMapFloor = 1e-4;  // a map whose maximum is not above this is flat: its rounding noise must not be promoted
 constexpr double kSrgbLinearEnd = 0.04045;
 constexpr double kLabDelta = 6.0 / 29.0;
 
 // ---- Lab ----
 
-// x^(1/5) and x^(1/3) of a normal positive number by Newton's and Halley's iteration from an estimate on the bits: exact to an ulp or two, the
-// same on all machines, and free of calls, so that loops vectorise.
+// x^(1/5) and x^(1/3) of a normal positive number by Newton's and Halley's iteration from an estimate on the bits: exact to an
+// ulp or two, the same on all machines, and free of calls, so that loops vectorise.
 template <class A>
 TEXVLM_HD A fifth_root(A x) {
   A y = static_cast<A>(bits_float(float_bits(static_cast<float>(x)) / 5u + 0x32c9af22u));
@@ -74,7 +74,8 @@ TEXVLM_HD A lab_curve_slope(A t) {
 // Linear sRGB to XYZ over the XYZ of white (D65): each row of the matrix over its sum, so that grey has a = b = 0 up to rounding.
 template <class A>
 TEXVLM_HD A xyz_weight(int i, int c) {
-  constexpr double m[3][3] = {{0.4124564, 0.3575761, 0.1804375}, {0.2126729, 0.7151522, 0.0721750}, {0.0193339, 0.1191920, 0.9503041}};
+  constexpr double m[3][3] = {
+      {0.4124564, 0.3575761, 0.1804375}, {0.2126729, 0.7151522, 0.0721750}, {0.0193339, 0.1191920, 0.9503041}};
   return static_cast<A>(m[i][c] / (m[i][0] + m[i][1] + m[i][2]));
 }
 
@@ -153,7 +154,8 @@ struct SalienceLevel1 {
         const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
         T v[kFeatures][kRun];
         for (int c = 0; c < 3; ++c) {
-          const S *TEXVLM_RESTRICT top = &image.at(b, c, 2 * y, 2 * x), *TEXVLM_RESTRICT bottom = &image.at(b, c, 2 * y + 1, 2 * x);
+          const S *TEXVLM_RESTRICT top = &image.at(b, c, 2 * y, 2 * x),
+                                   *TEXVLM_RESTRICT bottom = &image.at(b, c, 2 * y + 1, 2 * x);
           T column[2 * kRun];
           for (int j = 0; j < 2 * n; ++j) column[j] = T(0.5) * pixel<T>(top[j]) + T(0.5) * pixel<T>(bottom[j]);
           for (int j = 0; j < n; ++j) v[c][j] = T(0.5) * column[2 * j] + T(0.5) * column[2 * j + 1];
@@ -359,7 +361,8 @@ struct SalienceMaps {
       for (int c = 0; c < kFeatures; ++c) out[c] = p[c];
       return;
     }
-    const AxisEnlarge<T> ty = axis_enlarge<T>(y, levels.height[base], levels.height[at]), tx = axis_enlarge<T>(x, levels.width[base], levels.width[at]);
+    const AxisEnlarge<T> ty = axis_enlarge<T>(y, levels.height[base], levels.height[at]),
+                         tx = axis_enlarge<T>(x, levels.width[base], levels.width[at]);
     const T *p0 = texture.texel(b, at, ty.i0, tx.i0), *p1 = texture.texel(b, at, ty.i0, tx.i1);
     const T *q0 = texture.texel(b, at, ty.i1, tx.i0), *q1 = texture.texel(b, at, ty.i1, tx.i1);
     for (int c = 0; c < kFeatures; ++c) {
@@ -452,9 +455,9 @@ struct MapStats {  // of one map
 template <class T, int C>
 struct RowStats {
   const T* plane;
-  const T* other;         // [B, rows, w] with a batch stride of its own, rows repeating every `other_rows`; may be null
+  const T* other;  // [B, rows, w] with a batch stride of its own, rows repeating every `other_rows`; may be null
   int64_t other_rows;
-  MapStats<T>* out;       // [B, rows]
+  MapStats<T>* out;  // [B, rows]
   int64_t rows, w;
 
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {

@@ -87,7 +87,8 @@ struct SampleLod {
       return;
     }
     const T* texels = texture.data + b * texture.batch_stride;
-    if (filter == Filter::nearest || reducers.any_mode) nearest(texels, nearest_texel(u, v, lod, texture.levels, address), to, c0, c1);
+    if (filter == Filter::nearest || reducers.any_mode)
+      nearest(texels, nearest_texel(u, v, lod, texture.levels, address), to, c0, c1);
     if (filter == Filter::nearest || (reducers.uniform && reducers.any_mode)) return;
     const LodTaps<A> q = lod_taps(u, v, lod, texture.levels, filter, address);
     for (int64_t c = c0; c < c1; ++c) {
@@ -114,7 +115,8 @@ struct SampleLod {
     BlockTaps<A> ring[2];
     int turn = 0;
     for (int64_t n = n0 - kBlock; n < n1; n += kBlock, turn ^= 1) {
-      if (n + kBlock < n1) prepare(b, n + kBlock, static_cast<int>(minimum<int64_t>(kBlock, n1 - n - kBlock)), placing, ring[turn ^ 1]);
+      if (n + kBlock < n1)
+        prepare(b, n + kBlock, static_cast<int>(minimum<int64_t>(kBlock, n1 - n - kBlock)), placing, ring[turn ^ 1]);
       if (n >= n0) apply(b, n, static_cast<int>(minimum<int64_t>(kBlock, n1 - n)), ring[turn]);
     }
   }
@@ -135,8 +137,7 @@ struct SampleLod {
   }
 
   TEXVLM_HD static void guard(const LevelTaps<A>& taps, int64_t last, int* slow) {
-    for (int i = 0; i < kBlock; ++i)
-      slow[i] |= maximum(taps.top[i], taps.bottom[i]) + maximum<int64_t>(taps.step[i], 0) > last;
+    for (int i = 0; i < kBlock; ++i) slow[i] |= maximum(taps.top[i], taps.bottom[i]) + maximum<int64_t>(taps.step[i], 0) > last;
   }
 
   // Both rows of two texels, to the line in which they end.
@@ -190,7 +191,8 @@ struct SampleLod {
   }
 
   // `last`: nothing may be written beyond this query's channels.
-  TEXVLM_HD static void one_level(const T* texels, int64_t channels, const LevelTaps<A>& taps, int i, T* TEXVLM_RESTRICT to, bool last) {
+  TEXVLM_HD static void one_level(const T* texels, int64_t channels, const LevelTaps<A>& taps, int i, T* TEXVLM_RESTRICT to,
+                                  bool last) {
     const T *top = texels + taps.top[i], *bottom = texels + taps.bottom[i];
     const int64_t step = taps.step[i];
     const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = taps.fy[i], y0 = A(1) - y1;

@@ -1,7 +1,7 @@
 // Adjoint of sampling at an explicit level of detail (sample.h): gradients of texels, uv and LOD in one pass per query.
 //
-// CUDA scatters with atomics. The host either runs query by query (`block`), or band by band (bands.h): SampleKeys says which bands
-// a query touches, `list` takes the queries of one band in their order.
+// CUDA scatters with atomics. The host either runs query by query (`block`), or band by band (bands.h): SampleKeys says which
+// bands a query touches, `list` takes the queries of one band in their order.
 #pragma once
 
 #include "bands.h"
@@ -78,7 +78,8 @@ struct SampleLodAdjoint {
     }
     const LodTaps<A> q = lod_taps(u, v, lod, texture.levels, filter, address);
     const T* texels = texture.data + b * texture.batch_stride;
-    const bool coordinates = owner && (grad_uv || grad_lod), slope = grad_lod && q.level.slope != A(0), blended = q.level.t != A(0);
+    const bool coordinates = owner && (grad_uv || grad_lod), slope = grad_lod && q.level.slope != A(0),
+               blended = q.level.t != A(0);
     LevelSums<A> near{}, far{};
     for (int64_t c = c0; c < c1; ++c) {
       if (reducers.any_mode && reducers.of(c) == Reducer::mode) continue;
@@ -122,7 +123,9 @@ struct SampleLodAdjoint {
   TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const { run(nullptr, n0, n1, b, everywhere()); }
 
   // The queries with these numbers (b * count + n), restricted to the rows of one band of the texture of picture `picture`.
-  TEXVLM_HD void list(const int32_t* ids, int64_t many, int64_t picture, const Band& band) const { run(ids, 0, many, picture, band); }
+  TEXVLM_HD void list(const int32_t* ids, int64_t many, int64_t picture, const Band& band) const {
+    run(ids, 0, many, picture, band);
+  }
 
   // Queries [begin, end) of the list, or without one, of the picture.
   TEXVLM_HD void run(const int32_t* ids, int64_t begin, int64_t end, int64_t picture, const Band& band) const {
@@ -138,7 +141,8 @@ struct SampleLodAdjoint {
     BlockTaps<A> ring[2];
     int turn = 0;
     for (int64_t i = begin - kBlock; i < end; i += kBlock, turn ^= 1) {
-      if (i + kBlock < end) prepare(ids, i + kBlock, static_cast<int>(minimum<int64_t>(kBlock, end - i - kBlock)), picture, placing, ring[turn ^ 1]);
+      if (i + kBlock < end)
+        prepare(ids, i + kBlock, static_cast<int>(minimum<int64_t>(kBlock, end - i - kBlock)), picture, placing, ring[turn ^ 1]);
       if (i < begin) continue;
       const int valid = static_cast<int>(minimum<int64_t>(kBlock, end - i));
       for (int k = 0; k < valid; ++k) {
@@ -161,7 +165,8 @@ struct SampleLodAdjoint {
   }
 
   // Texels and incoming gradients are on their way once the taps are known. The gradients of a band's texels stay in the cache.
-  TEXVLM_HD void prepare(const int32_t* ids, int64_t first, int valid, int64_t picture, const Placing& placing, BlockTaps<A>& taps) const {
+  TEXVLM_HD void prepare(const int32_t* ids, int64_t first, int valid, int64_t picture, const Placing& placing,
+                         BlockTaps<A>& taps) const {
     const int64_t channels = C ? C : texture.channels, bytes = channels * static_cast<int64_t>(sizeof(T));
     if (ids) {
       place_listed(queries, ids + first, count, valid, placing, taps);
@@ -197,7 +202,8 @@ struct SampleLodAdjoint {
       A converted[C];
       for (int c = 0; c < C; ++c) converted[c] = static_cast<A>(g[c * grad.stride_c]);
       one_level(texels, target, taps.near, i, level.l0, band, A(1) - level.t, coordinates, converted, C, near);
-      if (blended || look_far) one_level(texels, blended ? target : nullptr, taps.far, i, level.l1, band, level.t, look_far, converted, C, far);
+      if (blended || look_far)
+        one_level(texels, blended ? target : nullptr, taps.far, i, level.l1, band, level.t, look_far, converted, C, far);
     } else {
       constexpr int64_t kChunk = 64;
       alignas(64) A converted[kChunk];
@@ -216,9 +222,11 @@ struct SampleLodAdjoint {
         } else {
           for (int64_t c = c0; c < c1; ++c) converted[c - c0] = static_cast<A>(g[c * grad.stride_c]);
         }
-        one_level(texels + c0, target ? target + c0 : nullptr, taps.near, i, level.l0, band, A(1) - level.t, coordinates, chunk, c1 - c0, near);
+        one_level(texels + c0, target ? target + c0 : nullptr, taps.near, i, level.l0, band, A(1) - level.t, coordinates, chunk,
+                  c1 - c0, near);
         if (blended || look_far) {
-          one_level(texels + c0, target && blended ? target + c0 : nullptr, taps.far, i, level.l1, band, level.t, look_far, chunk, c1 - c0, far);
+          one_level(texels + c0, target && blended ? target + c0 : nullptr, taps.far, i, level.l1, band, level.t, look_far, chunk,
+                    c1 - c0, far);
         }
       }
     }
@@ -232,8 +240,8 @@ struct SampleLodAdjoint {
   }
 
   // Some channels of one level: sums for the coordinates, and the scatter of share * g. No tap is outside the picture.
-  TEXVLM_HD static void one_level(const T* texels, A* target, const LevelTaps<A>& taps, int i, int level, const Band& band, A share,
-                                  bool coordinates, const A* g, int64_t wide, LevelSums<A>& sums) {
+  TEXVLM_HD static void one_level(const T* texels, A* target, const LevelTaps<A>& taps, int i, int level, const Band& band,
+                                  A share, bool coordinates, const A* g, int64_t wide, LevelSums<A>& sums) {
     const int64_t step = taps.step[i];
     const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = taps.fy[i], y0 = A(1) - y1;
     if (coordinates) {

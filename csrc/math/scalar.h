@@ -111,7 +111,8 @@ TEXVLM_HD T clamp(T v, T lo, T hi) {
 TEXVLM_HD bool finite(float v) { return fabsf(v) <= 3.402823466e38f; }
 TEXVLM_HD bool finite(double v) { return fabs(v) <= 1.7976931348623157e308; }
 
-// Adds to a gradient that several threads may touch. On the host the loops in launch.h never share a target, so it is a plain add.
+// Adds to a gradient that several threads may touch. On the host the loops in launch.h never share a target, so it is a plain
+// add.
 template <class T>
 TEXVLM_HD void accumulate(T* target, T value) {
 #if defined(__CUDA_ARCH__)

@@ -1,8 +1,9 @@
 // Set-up of many queries at once, for the host: structure-of-arrays taps, filled by plain loops that vectorise.
 //
-// A block is kBlock queries. `place_run` and `place_listed` turn their coordinates into element offsets and weights; the apply loops
-// of sample.h then only move texels. They are compiled once (csrc/taps.cpp), for texels of all types and channel counts. What the fast loops don't do is marked `slow` and left to the scalar path: coordinates that are not
-// finite, and taps outside the picture under Address::border.
+// A block is kBlock queries. `place_run` and `place_listed` turn their coordinates into element offsets and weights; the apply
+// loops of sample.h then only move texels. They are compiled once (csrc/taps.cpp), for texels of all types and channel counts.
+// What the fast loops don't do is marked `slow` and left to the scalar path: coordinates that are not finite, and taps outside
+// the picture under Address::border.
 #pragma once
 
 #include "filter.h"
@@ -17,9 +18,9 @@
 
 namespace texvlm {
 
-constexpr int kBlock = 32;       // two blocks are alive at a time (one is fetched while the other is applied): about 10 KB
+constexpr int kBlock = 32;  // two blocks are alive at a time (one is fetched while the other is applied): about 10 KB
 constexpr int64_t kLineBytes = 64;
-constexpr int kNotFinite = 2;    // a bit of BlockTaps::slow
+constexpr int kNotFinite = 2;  // a bit of BlockTaps::slow
 
 // uv [B, N, 2] and lod [B, N] with any strides (in elements), stride 0 too.
 template <class A>
@@ -37,8 +38,8 @@ struct Coordinates {
   alignas(64) A u[kBlock], v[kBlock], lod[kBlock];
 };
 
-// The bilinear taps of a block, one level each: offsets in elements from the picture's first texel to the taps (y0, x0), (y1, x0),
-// from there to x1, and the weights of x1 and y1.
+// The bilinear taps of a block, one level each: offsets in elements from the picture's first texel to the taps (y0, x0), (y1,
+// x0), from there to x1, and the weights of x1 and y1.
 template <class A>
 struct LevelTaps {
   alignas(64) int64_t top[kBlock], bottom[kBlock], step[kBlock];
@@ -159,7 +160,8 @@ TEXVLM_HD void place_levels(const Coordinates<A>& s, const Placing& placing, boo
 }
 
 #if defined(TEXVLM_HOST_LOOPS)
-// Queries n .. n + count - 1 of picture b; or those with these numbers, b * per_picture + n. In csrc/taps.cpp, for float and double.
+// Queries n .. n + count - 1 of picture b; or those with these numbers, b * per_picture + n. In csrc/taps.cpp, for float and
+// double.
 void place_run(const QueryView<float>& q, int64_t b, int64_t n, int count, const Placing& placing, BlockTaps<float>& out);
 void place_run(const QueryView<double>& q, int64_t b, int64_t n, int count, const Placing& placing, BlockTaps<double>& out);
 void place_listed(const QueryView<float>& q, const int32_t* ids, int64_t per_picture, int count, const Placing& placing,
@@ -202,10 +204,14 @@ TEXVLM_HD void place_taps(Coordinates<A>& s, const Placing& placing, BlockTaps<A
   }
   out.two = between || (placing.always_far && filter == Filter::trilinear && sizes.count > 1);
   switch (placing.address) {
-    case Address::clamp: return place_levels<Address::clamp>(s, placing, !different, out);
-    case Address::wrap: return place_levels<Address::wrap>(s, placing, !different, out);
-    case Address::mirror: return place_levels<Address::mirror>(s, placing, !different, out);
-    default: return place_levels<Address::border>(s, placing, !different, out);
+    case Address::clamp:
+      return place_levels<Address::clamp>(s, placing, !different, out);
+    case Address::wrap:
+      return place_levels<Address::wrap>(s, placing, !different, out);
+    case Address::mirror:
+      return place_levels<Address::mirror>(s, placing, !different, out);
+    default:
+      return place_levels<Address::border>(s, placing, !different, out);
   }
 }
 

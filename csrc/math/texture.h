@@ -36,9 +36,7 @@ struct Reducers {
   bool any_mode, any_extremum;
   uint64_t bits[kMaxMixed / 32];
 
-  TEXVLM_HD Reducer of(int64_t c) const {
-    return uniform ? first : static_cast<Reducer>((bits[c >> 5] >> (2 * (c & 31))) & 3u);
-  }
+  TEXVLM_HD Reducer of(int64_t c) const { return uniform ? first : static_cast<Reducer>((bits[c >> 5] >> (2 * (c & 31))) & 3u); }
 };
 
 // [B, T, C] contiguous; T is the texel type. A batch of 1 has batch_stride 0, so it is shared by all queries.
