@@ -24,3 +24,27 @@ def cuda() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device("cuda")
+
+
+# What may be skipped, and why; any other skip fails the run.
+ALLOWED_SKIPS = ("no CUDA device", "no second GPU", "the sanitizers are set up for gcc")
+_unexpected: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if (
+        report.skipped
+        and isinstance(report.longrepr, tuple)
+        and not any(reason in report.longrepr[2] for reason in ALLOWED_SKIPS)
+    ):
+        _unexpected.append(f"{report.nodeid}: {report.longrepr[2]}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if _unexpected and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _unexpected:
+        terminalreporter.write_line(f"skip that is not allowed: {line}", red=True)

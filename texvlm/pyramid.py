@@ -74,7 +74,7 @@ def generate_mipmaps(
     Example:
         >>> import torch, texvlm
         >>> texvlm.generate_mipmaps(torch.rand(2, 3, 64, 48)).data.shape
-        torch.Size([2, 4093, 3])
+        torch.Size([2, 4095, 3])
     """
     from texvlm.texture import Texture
 

@@ -1,0 +1,115 @@
+"""The shape of the source: layers know only what is below them, names are where they are looked for, examples run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import texvlm
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGES = [
+    "pyramid",
+    "texture",
+    "laplacian",
+    "sample",
+    "footprint",
+    "patches",
+    "fovea",
+    "distance",
+    "salience",
+    "channels",
+    "cascade",
+]
+PINNED = "Texture generate_mipmaps build_channels CHANNELS FoveaLayout sample_foveated select topk distance_transform saliency reference".split()
+CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]
+MAX_LINES = 620
+
+
+def sources(*patterns: str) -> list[Path]:
+    return sorted(p for pattern in patterns for p in ROOT.glob(pattern) if "build" not in p.parts)
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'#include\s*[<"]([^>"]+)[>"]', path.read_text())
+
+
+@pytest.mark.parametrize("path", sources("csrc/math/*.h"), ids=lambda p: p.name)
+def test_formulas_know_neither_torch_nor_cuda(path: Path) -> None:
+    strangers = [i for i in includes(path) if re.match(r"(ATen|torch|c10|cuda|\.\.)", i)]
+    assert not strangers
+
+
+@pytest.mark.parametrize("path", sources("csrc/cuda/*"), ids=lambda p: p.name)
+def test_cuda_sources_do_not_know_torch(path: Path) -> None:
+    assert not [i for i in includes(path) if re.match(r"(ATen|torch|c10)", i)]
+
+
+def test_every_stem_is_in_every_layer() -> None:
+    stems = (
+        {p.stem for p in sources("csrc/math/*.h")}
+        & {p.stem for p in sources("csrc/*.cpp")}
+        & {p.stem for p in sources("texvlm/*.py")}
+    )
+    assert stems >= set(STAGES) - {"texture"}
+    for stem in set(STAGES) - {"texture"}:
+        for path in (f"csrc/cuda/{stem}.cu", f"texvlm/reference/{stem}.py", f"tests/cases/{stem}.py", f"tests/test_{stem}.py"):
+            assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_imports_earlier_stages_only(stage: str) -> None:
+    """Imports at the top of the module; imports inside functions are for conveniences that look ahead, such as Texture.sample."""
+    allowed = {*STAGES[: STAGES.index(stage)], "_ext"}
+    for node in ast.parse((ROOT / "texvlm" / f"{stage}.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("texvlm"):
+            names = {node.module.split(".")[1]} if "." in node.module else {a.name for a in node.names}
+            assert names <= allowed, f"{stage} imports {names - allowed}"
+
+
+@pytest.mark.parametrize(
+    "path", sources("csrc/**/*.*", "texvlm/**/*.py", "tests/**/*.py", "benchmarks/*.py"), ids=lambda p: p.name
+)
+def test_no_file_is_too_long(path: Path) -> None:
+    if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".py"):
+        assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_pinned_names_after_importing_every_module() -> None:
+    for module in pkgutil.walk_packages(texvlm.__path__, "texvlm."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for name in PINNED:
+        assert hasattr(texvlm, name), name
+    for name in CALLABLE:
+        assert callable(getattr(texvlm, name)), f"texvlm.{name} is {getattr(texvlm, name)}"
+    for name in ("sample", "sample_footprint", "patches", "level", "from_data", "to", "index"):
+        assert callable(getattr(texvlm.Texture, name))
+
+
+PUBLIC = [
+    getattr(texvlm, n) for n in texvlm.__all__ if inspect.isfunction(getattr(texvlm, n)) or inspect.isclass(getattr(texvlm, n))
+]
+
+
+@pytest.mark.parametrize("thing", PUBLIC, ids=lambda t: t.__name__)
+def test_docstrings_and_their_examples(thing) -> None:
+    assert thing.__doc__ and len(thing.__doc__.split()) > 5
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    for test in doctest.DocTestFinder(recurse=False).find(thing, thing.__name__, globs={}):
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_benchmarks_begin_with_a_question() -> None:
+    for path in sources("benchmarks/*.py"):
+        if not path.stem.startswith("_"):
+            first = ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]
+            assert first.endswith("?"), f"{path.name}: {first}"
