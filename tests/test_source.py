@@ -28,7 +28,17 @@ STAGES = [
     "channels",
     "cascade",
 ]
-PINNED = "Texture generate_mipmaps build_channels CHANNELS FoveaLayout sample_foveated select topk distance_transform saliency reference".split()
+PINNED = [
+    "CHANNELS",
+    "FoveaLayout",
+    "Texture",
+    "build_channels",
+    "distance_transform",
+    "generate_mipmaps",
+    "reference",
+    "saliency",
+]
+PINNED += ["sample_foveated", "select", "topk"]
 CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]
 MAX_LINES = 620
 
