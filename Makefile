@@ -30,7 +30,7 @@ SAY  := printf '==> %s\n'
 CPP     := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh' \))
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
-.PHONY: help setup build demo test bench gpu-verify lint fmt clean
+.PHONY: help setup build demo test sanitize bench gpu-verify lint fmt clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-11s %s\n' "$$verb" "$$text"; done
@@ -45,6 +45,9 @@ demo: $(BUILT) $(VENV)/.extra-demo ## one picture: what texvlm sees in a photogr
 
 test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## all tests (make test ARGS="-k pyramid")
 	@$(PY) -m pytest $(ARGS)
+
+sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## the tests under AddressSanitizer and UBSan, on a build of their own
+	@$(PY) -m pytest -m sanitizers tests/test_sanitizers.py $(ARGS)
 
 bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid")
 	@$(PY) -m benchmarks $(ARGS)

@@ -31,7 +31,7 @@ LEFT_OUT = " and ".join(
     )
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sanitizers
 
 
 def library(name: str) -> str:
