@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
-    ImageLike = Tensor | np.ndarray | Image.Image
+    ImageLike: TypeAlias = Tensor | np.ndarray | Image.Image
 
 
 def as_image(image: ImageLike) -> Tensor:

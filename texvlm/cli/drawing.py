@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from texvlm.cli.view import Scene
 
-Array = npt.NDArray[np.float32]
+Array: TypeAlias = npt.NDArray[np.float32]
 
 PAGE, PANEL = "#0d0f13", "#171a21"
 BRIGHT, PLAIN, FAINT = "#f4f5f7", "#b9bfca", "#767e8c"
