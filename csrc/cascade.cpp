@@ -36,7 +36,7 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
     using T = typename decltype(tag)::type;
     const TopKView<T> view{pointer<const T>(scores), scores.stride(0),         scores.stride(1), count, kept,
                            pointer<T>(values),       pointer<int64_t>(indices)};
-    if (scores.is_cuda()) return for_each_item<host::kFast<T>>(scores.device(), batch, count, 1, RankScores<T, 0>{view});
+    if (on_cuda(scores.device())) return for_each_item<host::kFast<T>>(scores.device(), batch, count, 1, RankScores<T, 0>{view});
     const int64_t bytes = SelectRow<T>::workspace_bytes(count, kept);
     const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
     const SelectRow<T> row{view, pointer<char>(workspace), bytes};

@@ -66,7 +66,7 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
   check_same_device(op, "grad", grad, data);
   const at::Device device = data.device();
-  if (device.is_cuda()) at::globalContext().alertNotDeterministic("texvlm::sample_grad_backward");
+  if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::sample_grad_backward");
   const at::ScalarType acc = acc_dtype(data.scalar_type());
   Tensor grads[4];
   if (mask[0]) grads[0] = new_zeros(data.sizes(), acc, device);
@@ -84,7 +84,7 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
           footprint_view<A>(uv, ddx, ddy), GradView<T>{pointer<const T>(grad), grad.stride(0), grad.stride(1), grad.stride(2)},
           texels, uv_, ddx_, ddy_, count, in.reducers, static_cast<int>(max_anisotropy), in.address);
     };
-    if (device.is_cuda()) return run(to[0], to[1], to[2], to[3]);
+    if (on_cuda(device)) return run(to[0], to[1], to[2], to[3]);
     run(nullptr, to[1], to[2], to[3]);  // on the CPU the scatter runs in one thread, in the order of the queries
     run(to[0], nullptr, nullptr, nullptr);
   });

@@ -84,7 +84,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& g
   };
   const Tensor to_fixation = zeros(mask[0], fixation), to_offsets = zeros(mask[1], offsets), to_m0 = zeros(mask[2], m0),
                to_e0 = zeros(mask[3], e0);
-  if (fixation.is_cuda()) at::globalContext().alertNotDeterministic("texvlm::fovea_tokens_backward");
+  if (on_cuda(fixation.device())) at::globalContext().alertNotDeterministic("texvlm::fovea_tokens_backward");
   const Tensor uv = grad_uv.contiguous(), lod = grad_lod.contiguous();
   f.dispatch([&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdlib>
+
 #if defined(TEXVLM_WITH_CUDA) && __has_include(<c10/cuda/impl/cuda_cmake_macros.h>)
 #include <c10/cuda/CUDAStream.h>
 #define TEXVLM_TORCH_HAS_CUDA 1
@@ -9,7 +11,22 @@
 
 namespace texvlm {
 
+#if defined(TEXVLM_EMULATE)
+bool on_cuda(c10::Device device) {
+  static const bool emulate = [] {
+    const char* value = std::getenv("TEXVLM_EMULATE");
+    return value != nullptr && value[0] == '1';
+  }();
+  return device.is_cuda() || emulate;
+}
+#else
+bool on_cuda(c10::Device device) { return device.is_cuda(); }
+#endif
+
 void* current_stream([[maybe_unused]] c10::Device device) {
+#if defined(TEXVLM_EMULATE)
+  if (!device.is_cuda()) return nullptr;
+#endif
 #if defined(TEXVLM_TORCH_HAS_CUDA)
   return c10::cuda::getCurrentCUDAStream(device.index()).stream();
 #else

@@ -21,6 +21,10 @@
 
 namespace texvlm {
 
+// Whether the CUDA kernels run for tensors of this device. In builds with TEXVLM_EMULATE (see tests/shim) they can be asked to
+// run on the host, for CPU tensors.
+bool on_cuda(c10::Device device);
+
 // The stream of PyTorch on this device, as a pointer that a torch-free .cu understands.
 void* current_stream(c10::Device device);
 
@@ -142,7 +146,7 @@ void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args);
 template <template <class, int> class F, class T, class... A>
 void for_each_texel(c10::Device device, const Rect& r, int64_t channels, const A&... args) {
   if (r.batch <= 0 || r.y1 <= r.y0 || r.x1 <= r.x0 || channels <= 0) return;
-  if (device.is_cuda()) {
+  if (on_cuda(device)) {
     const c10::DeviceGuard guard(device);
     return cuda::launch_texels(F<T, 0>{args...}, r.batch, r.y0, r.y1, r.x0, r.x1, channels, current_stream(device));
   }
@@ -174,7 +178,7 @@ void for_each_pixel(c10::Device device, const Rect& r, const Work& work, const A
   const int64_t channels = work.channels;
   if (r.batch <= 0 || r.y1 <= r.y0 || r.x1 <= r.x0 || channels <= 0) return;
   const F<T, 0> f{args...};
-  if (device.is_cuda()) {
+  if (on_cuda(device)) {
     const c10::DeviceGuard guard(device);
     return cuda::launch_texels(f, r.batch, r.y0, r.y1, r.x0, r.x1, channels, current_stream(device));
   }
@@ -186,7 +190,7 @@ void for_each_pixel(c10::Device device, const Rect& r, const Work& work, const A
 template <bool Fast, class F>
 void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const F& f) {
   if (batch <= 0 || count <= 0) return;
-  if (device.is_cuda()) {
+  if (on_cuda(device)) {
     const c10::DeviceGuard guard(device);
     return cuda::launch_queries(f, batch, count, int64_t{1}, current_stream(device));
   }
@@ -202,7 +206,7 @@ void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cos
 template <template <class, int> class F, class T, class... A>
 void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t channels, bool serial, const A&... args) {
   if (batch <= 0 || count <= 0 || channels <= 0) return;
-  if (device.is_cuda()) {
+  if (on_cuda(device)) {
     const c10::DeviceGuard guard(device);
     return cuda::launch_queries(F<T, 0>{args...}, batch, count, channels, current_stream(device));
   }
@@ -222,7 +226,7 @@ template <template <class, int> class F, class T, class... A>
 void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t each, int64_t channels, bool serial,
                     const A&... args) {
   if (batch <= 0 || groups <= 0 || each <= 0 || channels <= 0) return;
-  if (device.is_cuda()) {
+  if (on_cuda(device)) {
     const c10::DeviceGuard guard(device);
     return cuda::launch_queries(F<T, 0>{args...}, batch, groups * each, channels, current_stream(device));
   }

@@ -80,7 +80,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
   Tensor texels = zeros(mask[0], data.sizes()), grad_center = zeros(mask[1], p.center.sizes()),
          grad_lod = zeros(mask[2], p.lod.sizes());
   Tensor grad_axes = zeros(mask[3] && p.axes.defined(), {p.batch, p.count, 2, 2});
-  if (data.is_cuda()) at::globalContext().alertNotDeterministic("texvlm::extract_patches_backward");
+  if (on_cuda(data.device())) at::globalContext().alertNotDeterministic("texvlm::extract_patches_backward");
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = Acc<T>;

@@ -44,7 +44,7 @@ void build_pyramid(const at::Tensor& image, const at::Tensor& data, const Levels
   const int64_t batch = data.size(0), height = table.height[0], width = table.width[0];
   const Rect all{batch, 0, height, 0, width};
   const ImageView<const S> picture = image.defined() ? image_view<const S>(image) : ImageView<const S>{};
-  const int k = data.is_cpu() ? band_levels(texture) : 0;
+  const int k = !on_cuda(data.device()) ? band_levels(texture) : 0;
   if (k > 0) {
     const Rect bands{batch, 0, height >> k, 0, width << k};
     for_each_row_on_host<MipBand<S>::template For, T>(bands, data.size(2), picture, texture, k, reducers);

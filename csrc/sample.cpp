@@ -60,10 +60,10 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
   check_same_device(op, "grad", grad, data);
   const at::Device device = data.device();
-  if (device.is_cuda()) at::globalContext().alertNotDeterministic("texvlm::sample_lod_backward");
+  if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::sample_lod_backward");
   const at::ScalarType acc = acc_dtype(data.scalar_type());
 
-  const bool banded = mask[0] && device.is_cpu() && channels > 0 && host::worth_banding(queries, pictures);
+  const bool banded = mask[0] && !on_cuda(device) && channels > 0 && host::worth_banding(queries, pictures);
   Tensor grad_data, grad_uv, grad_lod;
   if (mask[0]) {
     grad_data = banded ? new_tensor(data.sizes(), acc, device) : new_zeros(data.sizes(), acc, device);

@@ -53,19 +53,27 @@ inline void check_launch() {
   if (error != cudaSuccess) throw std::runtime_error(std::string("texvlm: CUDA launch failed: ") + cudaGetErrorString(error));
 }
 
+// The one function through which kernels are launched: asynchronous on `stream`, an error is thrown. (The tests have another,
+// which runs the threads of each block as fibers on the host: tests/shim.)
+#if !defined(TEXVLM_EMULATE)
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, void* stream, const A&... args) {
+  kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(args...);
+  check_launch();
+}
+#endif
+
 template <class F>
 void launch_texels(const F& f, int64_t batch, int64_t y0, int64_t y1, int64_t x0, int64_t x1, int64_t channels, void* stream) {
   const dim3 grid(blocks_for((x1 - x0) * ((channels + kSlice - 1) / kSlice)), at_most(y1 - y0, kMaxGridYZ),
                   at_most(batch, kMaxGridYZ));
-  texels_kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(f, batch, y0, y1, x0, x1, channels);
-  check_launch();
+  launch(texels_kernel<F>, grid, kThreads, 0, stream, f, batch, y0, y1, x0, x1, channels);
 }
 
 template <class F>
 void launch_queries(const F& f, int64_t batch, int64_t count, int64_t channels, void* stream) {
   const dim3 grid(blocks_for(count * ((channels + kSlice - 1) / kSlice)), at_most(batch, kMaxGridYZ));
-  queries_kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(f, batch, count, channels);
-  check_launch();
+  launch(queries_kernel<F>, grid, kThreads, 0, stream, f, batch, count, channels);
 }
 
 // Instantiates a functor F<T, 0> for one or for all texel types.
