@@ -135,7 +135,7 @@ class Build(cpp_extension.BuildExtension):
     def get_ext_filename(self, ext_name: str) -> str:
         """The library has a plain name: what it holds does not depend on the version of Python."""
         path = super().get_ext_filename(ext_name)
-        return os.path.join(os.path.dirname(path)) if ext_name.endswith("libtexvlm") else path
+        return os.path.join(os.path.dirname(path), "libtexvlm.so") if ext_name.endswith("libtexvlm") else path
 
     def build_extensions(self) -> None:
         """Builds with MAX_JOBS set."""
@@ -148,7 +148,7 @@ class Build(cpp_extension.BuildExtension):
 
 setup(
     packages=find_packages(include=["texvlm", "texvlm.*"]),
-    package_data={"texvlm": ["py.typed", "libtexvlm.so", "include/texvlm/*.h", "cmake/*.cmake"]},
+    package_data={"texvlm": ["py.typed", "include/texvlm/*.h", "cmake/*.cmake"]},
     ext_modules=extensions(),
     cmdclass={"build_ext": Build},
     zip_safe=False,
