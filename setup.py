@@ -1,5 +1,6 @@
-"""Builds texvlm/libtexvlm.so, all ops in C++ and, wherever nvcc is found, CUDA, for Python and C++ programs alike; and texvlm._C,
-which loads it and binds what is not an op.
+"""Builds texvlm/libtexvlm.so, all ops for Python and C++ programs alike, and texvlm._C, which loads it and binds what is not an op.
+
+CUDA sources are compiled wherever nvcc is found.
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
 TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
