@@ -66,6 +66,7 @@ def cuda_archs() -> list[str]:
 
 def extension() -> object:
     sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp"))
+    sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "gl").glob("*.cpp"))
     headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
