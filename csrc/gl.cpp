@@ -104,11 +104,12 @@ Tensor call(const Tensor& image, int64_t levels, std::optional<at::ScalarType> d
 struct GenerateMipmapsGl : torch::autograd::Function<GenerateMipmapsGl> {
   static Tensor forward(AutogradContext* ctx, const Tensor& image, int64_t levels, std::optional<at::ScalarType> dtype) {
     const at::AutoDispatchBelowADInplaceOrView guard;
+    Tensor data = call(image, levels, dtype);  // checks the image
     ctx->saved_data["height"] = image.sym_size(2);
     ctx->saved_data["width"] = image.sym_size(3);
     ctx->saved_data["levels"] = levels;
     ctx->saved_data["dtype"] = static_cast<int64_t>(image.scalar_type());
-    return call(image, levels, dtype);
+    return data;
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     static const auto op =

@@ -46,7 +46,7 @@ std::vector<EglHandle> devices(const Table& f) {
 
 Context::Context(int cuda_device) : f(table()) {
   const std::vector<EglHandle> all = devices(f);
-  std::string why = "EGL has neither a surfaceless platform nor a device (Debian, Ubuntu: libegl-mesa0 libgl1-mesa-dri)";
+  std::string why = "EGL has neither a surfaceless platform nor a device (Debian, Ubuntu: apt install libegl-mesa0 libgl1-mesa-dri)";
   const auto works = [&](unsigned platform, EglHandle native) {
     try {
       open(platform, native);

@@ -14,7 +14,9 @@ using GetProcAddress = Function (*)(const char*);
 Table load() {
   void* library = dlopen("libEGL.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw std::runtime_error("texvlm: no OpenGL here: libEGL.so.1 is not found (Debian, Ubuntu: libegl1 libegl-mesa0 libgl1-mesa-dri)");
+    const char* why = dlerror();
+    throw std::runtime_error(std::string("texvlm: no OpenGL here: ") + (why != nullptr ? why : "libEGL.so.1 does not load") +
+                             " (Debian, Ubuntu: apt install libegl1 libegl-mesa0 libgl1-mesa-dri)");
   }
   const auto find = reinterpret_cast<GetProcAddress>(dlsym(library, "eglGetProcAddress"));
   if (find == nullptr) throw std::runtime_error("texvlm: no OpenGL here: libEGL.so.1 has no eglGetProcAddress");

@@ -5,6 +5,7 @@
 #include <climits>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -77,7 +78,19 @@ void profile(bool on) {
 
 Device::Device(int cuda_device) : context(cuda_device), cuda_device_(cuda_device), limit_(cache_limit()) {
   count([](Statistics& s) { ++s.contexts; });
+  // Once in the life of the process: a context that is made again has the same driver.
+  static std::mutex lock;
+  static std::map<int, Filter> known;
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (const auto found = known.find(cuda_device); found != known.end()) {
+      filter = found->second;
+      return;
+    }
+  }
   filter = probe();
+  const std::lock_guard<std::mutex> guard(lock);
+  known[cuda_device] = filter;
 }
 
 Device::~Device() { shrink(0); }

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <list>
-#include <map>
 #include <string>
 
 #include "../cuda/gl.h"

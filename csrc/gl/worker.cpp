@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,8 @@ namespace texvlm::gl {
 namespace {
 
 using Work = std::function<void(Device&)>;
+
+void end();  // for good, when the process ends
 
 class Worker {
  public:
@@ -85,9 +88,8 @@ class Worker {
     }
     try {
       device.emplace(cuda_device_);
-      // Registered after the driver's own handlers, so it runs before them.
-      static const int at_exit = std::atexit(close);
-      static_cast<void>(at_exit);
+      static const int registered = std::atexit(end);  // after the driver's own handlers, so it runs before them
+      static_cast<void>(registered);
       work(*device);
     } catch (const Lost&) {
       device.reset();
@@ -107,6 +109,7 @@ class Worker {
 struct Registry {
   std::mutex mutex;
   std::map<int, std::shared_ptr<Worker>> workers;
+  bool at_exit = false;
 
   void stop_all() {
     for (auto& [device, worker] : workers) worker->stop();
@@ -131,11 +134,18 @@ Registry& registry() {
   return *one;
 }
 
+void end() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  registry().at_exit = true;
+  registry().stop_all();
+}
+
 void post(int cuda_device, const Work& work) {
   for (;;) {
     std::shared_ptr<Worker> worker;
     {
       const std::lock_guard<std::mutex> lock(registry().mutex);
+      if (registry().at_exit) throw std::runtime_error("texvlm: no OpenGL any more: the process is ending");
       auto& entry = registry().workers[cuda_device];
       if (!entry) entry = std::make_shared<Worker>(cuda_device);
       worker = entry;
