@@ -1,4 +1,5 @@
-// texvlm._C: build information, the memory cache and the OpenGL contexts. Everything that takes a tensor goes through torch.ops.texvlm.
+// texvlm._C: build information, the memory cache and the OpenGL contexts. Everything that takes a tensor goes through
+// torch.ops.texvlm.
 #include <pybind11/pybind11.h>
 #include <torch/version.h>
 

@@ -91,8 +91,8 @@ void check_gradient(const Tensor& image, int64_t levels) {
   const gl::Filter filter = gl::status(gl_device(image.device())).filter;
   TORCH_CHECK(filter.even_from_ours <= kSame && (even || filter.odd_from_ours <= kSame), "texvlm::", kOp,
               ": no gradient of a picture of ", image.sym_size(2), " x ", image.sym_size(3), ": the driver's filter for ",
-              filter.even_from_ours > kSame ? "even" : "odd",
-              " sides is not ours (a weight differs by ", filter.even_from_ours > kSame ? filter.even_from_ours : filter.odd_from_ours,
+              filter.even_from_ours > kSame ? "even" : "odd", " sides is not ours (a weight differs by ",
+              filter.even_from_ours > kSame ? filter.even_from_ours : filter.odd_from_ours,
               "); use backend='native', or detach the image");
 }
 
@@ -112,12 +112,13 @@ struct GenerateMipmapsGl : torch::autograd::Function<GenerateMipmapsGl> {
     return data;
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op =
-        op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>("texvlm::generate_mipmaps_backward");
+    static const auto op = op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>(
+        "texvlm::generate_mipmaps_backward");
     auto& saved = ctx->saved_data;
     Names mean;
     mean.push_back("mean");
-    const Tensor image = op.call(grads[0], saved["height"].toSymInt(), saved["width"].toSymInt(), mean, saved["levels"].toInt(), std::nullopt);
+    const Tensor image =
+        op.call(grads[0], saved["height"].toSymInt(), saved["width"].toSymInt(), mean, saved["levels"].toInt(), std::nullopt);
     return {image.to(static_cast<at::ScalarType>(saved["dtype"].toInt())), Tensor(), Tensor()};
   }
 };

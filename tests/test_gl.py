@@ -83,7 +83,9 @@ def test_half_is_within_one_unit_in_the_last_place_per_level(shape: tuple[int, .
     texture = texvlm.generate_mipmaps(image, backend="gl")
     assert texture.data.dtype == torch.float16 and torch.equal(texture.level(0), image)
     for level in range(1, texture.levels):
-        exact = reference.generate_mipmaps(texture.level(level - 1).float(), ["mean"], 2)[:, -texture.level(level)[0, 0].numel() :]
+        exact = reference.generate_mipmaps(texture.level(level - 1).float(), ["mean"], 2)[
+            :, -texture.level(level)[0, 0].numel() :
+        ]
         exact = exact.permute(0, 2, 1).reshape(texture.level(level).shape)
         unit = torch.finfo(torch.float16).eps * 2.0 ** exact.abs().clamp_min(2.0**-14).log2().floor()
         assert ((texture.level(level).float() - exact).abs() <= unit).all()

@@ -80,7 +80,9 @@ def status(device: torch.device | str = "cpu") -> Status:
     if device.type != "cpu" and not torch.cuda.is_available():
         return Status(reason=f"no OpenGL here: no device {device}")
     try:
-        found = _C.gl_status(-1 if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index)
+        found = _C.gl_status(
+            -1 if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
+        )
     except RuntimeError as error:
         return Status(reason=str(error).splitlines()[0].removeprefix("texvlm: "))
     even = "box" if found.pop("even_from_ours") <= OURS else "other"
@@ -89,17 +91,22 @@ def status(device: torch.device | str = "cpu") -> Status:
 
 
 def statistics() -> dict[str, int | float]:
-    """What OpenGL has done in this process: contexts and textures_made, generated (calls of glGenerateMipmap); and what it holds
-    now: textures, texture_bytes (at most $TEXVLM_GL_CACHE_MB per device, 1024 by default, or one texture), registered with CUDA.
-    """  # fmt: skip
+    """What OpenGL has done in this process, and what it holds now.
+
+    Returns:
+        Done: contexts, textures_made, generated (calls of glGenerateMipmap). Held: textures, texture_bytes (per device at most
+        $TEXVLM_GL_CACHE_MB, 1024 by default, or one texture), registered (textures shared with CUDA).
+    """
     return {name: value for name, value in _C.gl_statistics().items() if not name.endswith("_seconds")}
 
 
 @contextmanager
 def profile() -> Iterator[dict[str, float]]:
-    """Within it, each step of the GL path for CPU tensors is waited for and timed; afterwards the dict holds the seconds of all
-    calls together: upload, generate, read.
-    """  # fmt: skip
+    """Times the steps of the GL path for CPU tensors: within it, each step is waited for.
+
+    Yields:
+        A dict that afterwards holds the seconds of all calls together: upload, generate, read.
+    """
     steps: dict[str, float] = {}
     before = _C.gl_statistics()
     _C.gl_profile(True)

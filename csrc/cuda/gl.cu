@@ -150,7 +150,9 @@ void gl_write(const GlImage& image, const GlLevel& level, const void* texels, vo
   copy(image, level, const_cast<void*>(texels), true, stream);
 }
 
-void gl_read(const GlImage& image, const GlLevel& level, void* texels, void* stream) { copy(image, level, texels, false, stream); }
+void gl_read(const GlImage& image, const GlLevel& level, void* texels, void* stream) {
+  copy(image, level, texels, false, stream);
+}
 
 }  // namespace texvlm::cuda
 

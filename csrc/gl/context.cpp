@@ -46,7 +46,8 @@ std::vector<EglHandle> devices(const Table& f) {
 
 Context::Context(int cuda_device) : f(table()) {
   const std::vector<EglHandle> all = devices(f);
-  std::string why = "EGL has neither a surfaceless platform nor a device (Debian, Ubuntu: apt install libegl-mesa0 libgl1-mesa-dri)";
+  std::string why =
+      "EGL has neither a surfaceless platform nor a device (Debian, Ubuntu: apt install libegl-mesa0 libgl1-mesa-dri)";
   const auto works = [&](unsigned platform, EglHandle native) {
     try {
       open(platform, native);
@@ -81,8 +82,8 @@ Context::Context(int cuda_device) : f(table()) {
     if (cuda::gl_context_is_on(cuda_device)) return;
     close();
   }
-  throw std::runtime_error("texvlm: no OpenGL here: none of the " + std::to_string(all.size()) +
-                           " EGL devices is CUDA device " + std::to_string(cuda_device) + ": " + why);
+  throw std::runtime_error("texvlm: no OpenGL here: none of the " + std::to_string(all.size()) + " EGL devices is CUDA device " +
+                           std::to_string(cuda_device) + ": " + why);
 }
 
 void Context::open(unsigned which, EglHandle native) {
@@ -99,8 +100,9 @@ void Context::open(unsigned which, EglHandle native) {
 
 void Context::make() {
   f.eglBindAPI(egl::kOpenGlApi);
-  const int robust[] = {egl::kMajor,          4, egl::kMinor, 5, egl::kProfile, egl::kCoreProfile, egl::kResetStrategy,
-                        egl::kLoseContextOnReset, egl::kNone};
+  const int robust[] = {
+      egl::kMajor, 4, egl::kMinor, 5, egl::kProfile, egl::kCoreProfile, egl::kResetStrategy, egl::kLoseContextOnReset,
+      egl::kNone};
   const int plain[] = {egl::kMajor, 4, egl::kMinor, 5, egl::kProfile, egl::kCoreProfile, egl::kNone};
   context_ = f.eglCreateContext(display_, nullptr, nullptr, robust);
   if (context_ == nullptr) context_ = f.eglCreateContext(display_, nullptr, nullptr, plain);

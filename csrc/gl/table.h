@@ -27,32 +27,32 @@ constexpr unsigned kMaxTextureSize = 0x0D33, kMaxArrayTextureLayers = 0x88FF;
 constexpr unsigned kOutOfMemory = 0x0505, kContextLost = 0x0507;
 
 // name, result, arguments
-#define TEXVLM_EGL_FUNCTIONS(F)                                                         \
-  F(eglGetError, int)                                                                   \
-  F(eglQueryString, const char*, EglHandle, int)                                        \
-  F(eglGetPlatformDisplay, EglHandle, unsigned, void*, const intptr_t*)                 \
-  F(eglInitialize, unsigned, EglHandle, int*, int*)                                     \
-  F(eglTerminate, unsigned, EglHandle)                                                  \
-  F(eglBindAPI, unsigned, unsigned)                                                     \
-  F(eglCreateContext, EglHandle, EglHandle, EglHandle, EglHandle, const int*)           \
-  F(eglDestroyContext, unsigned, EglHandle, EglHandle)                                  \
-  F(eglMakeCurrent, unsigned, EglHandle, EglHandle, EglHandle, EglHandle)               \
+#define TEXVLM_EGL_FUNCTIONS(F)                                               \
+  F(eglGetError, int)                                                         \
+  F(eglQueryString, const char*, EglHandle, int)                              \
+  F(eglGetPlatformDisplay, EglHandle, unsigned, void*, const intptr_t*)       \
+  F(eglInitialize, unsigned, EglHandle, int*, int*)                           \
+  F(eglTerminate, unsigned, EglHandle)                                        \
+  F(eglBindAPI, unsigned, unsigned)                                           \
+  F(eglCreateContext, EglHandle, EglHandle, EglHandle, EglHandle, const int*) \
+  F(eglDestroyContext, unsigned, EglHandle, EglHandle)                        \
+  F(eglMakeCurrent, unsigned, EglHandle, EglHandle, EglHandle, EglHandle)     \
   F(eglReleaseThread, unsigned)
-#define TEXVLM_EGL_OPTIONAL(F)                                      \
-  F(eglQueryDevicesEXT, unsigned, int, EglHandle*, int*)            \
+#define TEXVLM_EGL_OPTIONAL(F)                           \
+  F(eglQueryDevicesEXT, unsigned, int, EglHandle*, int*) \
   F(eglQueryDeviceAttribEXT, unsigned, EglHandle, int, intptr_t*)
-#define TEXVLM_GL_FUNCTIONS(F)                                                                                            \
-  F(glGetError, unsigned)                                                                                                 \
-  F(glGetGraphicsResetStatus, unsigned)                                                                                   \
-  F(glGetString, const unsigned char*, unsigned)                                                                          \
-  F(glGetIntegerv, void, unsigned, int*)                                                                                  \
-  F(glGenTextures, void, int, unsigned*)                                                                                  \
-  F(glDeleteTextures, void, int, const unsigned*)                                                                         \
-  F(glBindTexture, void, unsigned, unsigned)                                                                              \
-  F(glTexStorage3D, void, unsigned, int, unsigned, int, int, int)                                                         \
-  F(glTexSubImage3D, void, unsigned, int, int, int, int, int, int, int, unsigned, unsigned, const void*)                  \
-  F(glGenerateMipmap, void, unsigned)                                                                                     \
-  F(glGetTextureSubImage, void, unsigned, int, int, int, int, int, int, int, unsigned, unsigned, int, void*)              \
+#define TEXVLM_GL_FUNCTIONS(F)                                                                               \
+  F(glGetError, unsigned)                                                                                    \
+  F(glGetGraphicsResetStatus, unsigned)                                                                      \
+  F(glGetString, const unsigned char*, unsigned)                                                             \
+  F(glGetIntegerv, void, unsigned, int*)                                                                     \
+  F(glGenTextures, void, int, unsigned*)                                                                     \
+  F(glDeleteTextures, void, int, const unsigned*)                                                            \
+  F(glBindTexture, void, unsigned, unsigned)                                                                 \
+  F(glTexStorage3D, void, unsigned, int, unsigned, int, int, int)                                            \
+  F(glTexSubImage3D, void, unsigned, int, int, int, int, int, int, int, unsigned, unsigned, const void*)     \
+  F(glGenerateMipmap, void, unsigned)                                                                        \
+  F(glGetTextureSubImage, void, unsigned, int, int, int, int, int, int, int, unsigned, unsigned, int, void*) \
   F(glFinish, void)
 
 #define TEXVLM_DECLARE(name, result, ...) result (*name)(__VA_ARGS__) = nullptr;

@@ -122,7 +122,8 @@ Device::Texture& Device::texture(const Shape& shape) {
   if (std::max(shape.width, shape.height) > context.max_size)
     refuse("a side is at most " + std::to_string(context.max_size) + " (GL_MAX_TEXTURE_SIZE)");
   if (shape.layers > context.max_layers)
-    refuse("at most " + std::to_string(context.max_layers) + " layers (GL_MAX_ARRAY_TEXTURE_LAYERS), 4 channels of a picture each");
+    refuse("at most " + std::to_string(context.max_layers) +
+           " layers (GL_MAX_ARRAY_TEXTURE_LAYERS), 4 channels of a picture each");
   const int64_t bytes = shape.bytes();
   shrink(std::max<int64_t>(0, limit_ - bytes));
   Texture made{shape, 0, {}};
@@ -182,12 +183,8 @@ void Device::generate(const Job& job) {
 void Device::generate_on_cuda(const Job& job, Texture& t) {
   const Levels table = make_levels(job.shape.height, job.shape.width, job.shape.levels);
   const auto box = [&](int level) {
-    return cuda::GlLevel{level,
-                         table.width[level],
-                         table.height[level],
-                         job.shape.layers,
-                         job.shape.texel_bytes(),
-                         job.level[level].layer_bytes};
+    return cuda::GlLevel{
+        level, table.width[level], table.height[level], job.shape.layers, job.shape.texel_bytes(), job.level[level].layer_bytes};
   };
   const auto mapped = [&](const auto& body) {
     cuda::gl_map(t.image, job.stream);

@@ -5,7 +5,8 @@
 
 namespace texvlm {
 
-// Layers of RGBA texels, level after level: [layers, h, w, 4] each. Layer b * groups + g holds channels 4 g .. 4 g + 3 of picture b.
+// Layers of RGBA texels, level after level: [layers, h, w, 4] each. Layer b * groups + g holds channels 4 g .. 4 g + 3 of picture
+// b.
 template <class T>
 struct GroupView {
   T* data;
