@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from texvlm import _C
-from texvlm._ext import fake, ops
+from texvlm._ext import _C, fake, ops
 from texvlm.pyramid import level_count, reducer_names, texel_count
 from texvlm.texture import Texture, as_image
 
@@ -102,10 +101,11 @@ def statistics() -> dict[str, int | float]:
 
 @contextmanager
 def profile() -> Iterator[dict[str, float]]:
-    """Times the steps of the GL path for CPU tensors: within it, each step is waited for.
+    """Times the steps of the GL path: within it, each step is waited for.
 
     Yields:
-        A dict that afterwards holds the seconds of all calls together: upload, generate, read.
+        A dict that afterwards holds the seconds of all calls together: upload, generate, read. For CUDA tensors upload and read
+        are mapping the texture, copying inside the card, and unmapping it.
     """
     steps: dict[str, float] = {}
     before = _C.gl_statistics()

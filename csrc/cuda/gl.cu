@@ -75,6 +75,8 @@ bool stream_is_capturing(void* stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+void stream_wait(void* stream) { check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize"); }
+
 bool gl_context_is_on(int device) {
   constexpr int kAll = 1;  // cudaGLDeviceListAll
   unsigned count = 0;

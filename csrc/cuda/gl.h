@@ -24,6 +24,7 @@ struct GlLevel {
 
 #if defined(TEXVLM_WITH_CUDA) && !defined(TEXVLM_EMULATE)
 bool stream_is_capturing(void* stream);
+void stream_wait(void* stream);  // on the host
 // Whether the current GL context runs on this CUDA device; makes the device current in this thread if so.
 bool gl_context_is_on(int device);
 GlImage gl_register(unsigned texture, unsigned target, int64_t layers, void* stream);
@@ -37,6 +38,7 @@ void gl_write(const GlImage& image, const GlLevel& level, const void* texels, vo
 void gl_read(const GlImage& image, const GlLevel& level, void* texels, void* stream);
 #else
 inline bool stream_is_capturing(void*) { return false; }
+inline void stream_wait(void*) {}
 inline bool gl_context_is_on(int) { return false; }
 inline GlImage gl_register(unsigned, unsigned, int64_t, void*) { throw std::runtime_error("texvlm was built without CUDA"); }
 inline void gl_unregister(GlImage&) {}

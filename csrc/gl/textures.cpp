@@ -22,15 +22,16 @@ void count(const F& f) {
   f(counted);
 }
 
-// Adds the time of one step to the statistics while the profile is on: the driver is waited for then.
+// Adds the time of one step to the statistics while the profile is on: the driver, or the stream, is waited for then.
 template <class F>
-void step(const Context& context, double Statistics::* seconds, const F& body) {
+void step(const Context& context, const Job& job, double Statistics::* seconds, const F& body) {
   bool timed = false;
   count([&](Statistics&) { timed = profiling; });
   const auto start = std::chrono::steady_clock::now();
   body();
   if (!timed) return;
   context.f.glFinish();
+  if (job.on_cuda) cuda::stream_wait(job.stream);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   count([&](Statistics& s) { s.*seconds += took.count(); });
 }
@@ -169,9 +170,9 @@ void Device::read(const Job& job, unsigned name, int level) {
 void Device::generate(const Job& job) {
   Texture& t = texture(job.shape);
   if (job.on_cuda) return generate_on_cuda(job, t);
-  step(context, &Statistics::upload_seconds, [&] { upload(job, t.name); });
-  step(context, &Statistics::generate_seconds, [&] { context.f.glGenerateMipmap(kTexture2DArray); });
-  step(context, &Statistics::read_seconds, [&] {
+  step(context, job, &Statistics::upload_seconds, [&] { upload(job, t.name); });
+  step(context, job, &Statistics::generate_seconds, [&] { context.f.glGenerateMipmap(kTexture2DArray); });
+  step(context, job, &Statistics::read_seconds, [&] {
     for (int level = 1; level < job.shape.levels; ++level) read(job, t.name, level);
   });
   context.check("glGenerateMipmap");
@@ -203,12 +204,18 @@ void Device::generate_on_cuda(const Job& job, Texture& t) {
     t.image = cuda::gl_register(t.name, kTexture2DArray, job.shape.layers, job.stream);
     count([](Statistics& s) { ++s.registered; });
   }
-  mapped([&] { cuda::gl_write(t.image, box(0), job.level[0].data, job.stream); });
-  context.f.glBindTexture(kTexture2DArray, t.name);
-  context.f.glGenerateMipmap(kTexture2DArray);
+  step(context, job, &Statistics::upload_seconds,
+       [&] { mapped([&] { cuda::gl_write(t.image, box(0), job.level[0].data, job.stream); }); });
+  step(context, job, &Statistics::generate_seconds, [&] {
+    context.f.glBindTexture(kTexture2DArray, t.name);
+    context.f.glGenerateMipmap(kTexture2DArray);
+  });
   context.check("glGenerateMipmap");
-  mapped([&] {
-    for (int level = 1; level < job.shape.levels; ++level) cuda::gl_read(t.image, box(level), job.level[level].data, job.stream);
+  step(context, job, &Statistics::read_seconds, [&] {
+    mapped([&] {
+      for (int level = 1; level < job.shape.levels; ++level)
+        cuda::gl_read(t.image, box(level), job.level[level].data, job.stream);
+    });
   });
   count([](Statistics& s) { ++s.generated; });
 }
