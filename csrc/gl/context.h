@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../export.h"
 #include "table.h"
 
 namespace texvlm::gl {
@@ -41,7 +42,7 @@ class Context {
 };
 
 // For tests: the next `times` checks, of any context, find it lost.
-void simulate_loss(int times);
+TEXVLM_API void simulate_loss(int times);
 
 // Ends the software driver before a fork, when no context is left: a child would inherit the driver's state but not its threads,
 // and wait for them for ever. At other times an EGL display stays open, because it is one for the whole process.

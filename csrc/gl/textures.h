@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../cuda/gl.h"
+#include "../export.h"
 #include "../math/texture.h"
 #include "context.h"
 
@@ -48,8 +49,8 @@ struct Statistics {
   // Of the calls made while the profile was on: each step is then waited for.
   double upload_seconds = 0, generate_seconds = 0, read_seconds = 0;
 };
-Statistics statistics();
-void profile(bool on);
+TEXVLM_API Statistics statistics();
+TEXVLM_API void profile(bool on);
 
 // A context and its textures. Everything happens in the thread that made it.
 class Device {

@@ -14,11 +14,11 @@ struct Status {
 
 // All of these start the thread and its context when there is none, and throw std::runtime_error with one line when that fails.
 // They must not be called with the GIL held.
-Status status(int cuda_device);
+TEXVLM_API Status status(int cuda_device);
 void reserve(int cuda_device, const Shape& shape);
 void generate(int cuda_device, const Job& job);
 
 // Ends all threads, their contexts and textures; later calls start anew. Happens by itself at exit and before a fork.
-void close();
+TEXVLM_API void close();
 
 }  // namespace texvlm::gl
