@@ -89,6 +89,7 @@ def emulated_kernels() -> list[str]:
 def extensions() -> list[setuptools.Extension]:
     binding = "csrc/bind.cpp"
     sources = sorted({str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp")} - {binding})
+    sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "gl").glob("*.cpp"))
     headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
@@ -107,7 +108,7 @@ def extensions() -> list[setuptools.Extension]:
         "-Wno-unknown-pragmas",
         "-Wno-psabi",
     ]
-    link: list[str] = []
+    link = ["-ldl", "-pthread"]  # csrc/gl opens libEGL at run time, in threads of its own
     define: list[tuple[str, str | None]] = []
     make = cpp_extension.CppExtension
     kwargs: dict[str, list[str]] = {}

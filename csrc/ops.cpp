@@ -16,6 +16,9 @@ TORCH_LIBRARY(texvlm, m) {
   // rects int64 [R, 4] on the CPU: (y0, x0, y1, x1), half-open, in level-0 texels; None means everything
   m.def("update_mipmaps(Tensor(a!) data, " TEXVLM_TEXTURE ", Tensor? rects=None) -> ()", compliant);
 
+  // gl: the levels above 0 by the graphics driver, reducer mean; float32 and float16 texels (uint8 is divided by 255)
+  m.def("generate_mipmaps_gl(Tensor image, int levels, ScalarType? dtype=None) -> Tensor", compliant);
+
   // laplacian: band l is level l minus the bilinearly enlarged level l + 1; the last band is the last level
   m.def("laplacian_decompose(Tensor data, SymInt height, SymInt width, int levels) -> Tensor", compliant);
   m.def("laplacian_decompose_backward(Tensor grad, SymInt height, SymInt width, int levels) -> Tensor", compliant);

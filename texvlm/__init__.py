@@ -7,6 +7,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 from pathlib import Path as _Path
 
 from texvlm import _ext as _ext
+from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.cascade import Selection, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels

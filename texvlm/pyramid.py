@@ -66,7 +66,8 @@ def generate_mipmaps(
         reducer: "mean", "max", "min", "mode", or one per channel. The gradient of max and min goes to the first extremal texel in
             row-major order; mode (the most frequent value, ties to the lowest) has none.
         levels: how many levels; all by default.
-        backend: "auto" or "native" (C++ or CUDA kernels). "texture" and "gl" raise where this build has no such backend.
+        backend: "auto" or "native": C++ or CUDA kernels. "gl": the graphics driver, through OpenGL (see `texvlm.gl`: reducer mean,
+            float32 and float16; odd sides are what the driver makes of them). "texture" raises where this build has none.
 
     Returns:
         Texture with data [B, T, C]. Differentiable in a floating-point image; second derivatives for the reducer mean.
@@ -80,7 +81,11 @@ def generate_mipmaps(
 
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend in ("texture", "gl"):
+    if backend == "gl":
+        from texvlm import gl
+
+        return gl.generate(image, reducer, levels)
+    if backend == "texture":
         raise NotImplementedError(f"backend={backend!r} is not part of this build of texvlm; use 'auto' or 'native'")
     return Texture(image, reducer, levels)
 

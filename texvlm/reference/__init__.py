@@ -10,6 +10,7 @@ from .channels import build_channels
 from .distance import distance_transform
 from .footprint import sample_grad
 from .fovea import fovea_tokens
+from .gl import generate_mipmaps_gl
 from .laplacian import laplacian_decompose, laplacian_reconstruct
 from .patches import extract_patches
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
@@ -23,6 +24,7 @@ __all__ = [
     "extract_patches",
     "fovea_tokens",
     "generate_mipmaps",
+    "generate_mipmaps_gl",
     "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",
