@@ -6,6 +6,7 @@
 
 #include "launch.h"
 #include "memory.h"
+#include "texture_cache.h"
 
 #define TEXVLM_STRING_(x) #x
 #define TEXVLM_STRING(x) TEXVLM_STRING_(x)
@@ -36,6 +37,23 @@ PYBIND11_MODULE(_C, m) {
       "What this extension was built with: cuda, cuda_archs, cuda_version, compiler, torch, and cpu, the instruction set in use.");
   m.def("cached_bytes", &texvlm::cached_bytes, "Bytes of freed CPU buffers kept for the next large tensor.");
   m.def("empty_cache", &texvlm::empty_cache, "Returns the kept CPU buffers to the system.");
+  m.def(
+      "texture_cache_stats",
+      [] {
+        const texvlm::TextureCacheStats s = texvlm::texture_cache_stats();
+        pybind11::dict stats;
+        stats["arrays"] = s.arrays;
+        stats["bytes"] = s.bytes;
+        stats["limit"] = s.limit;
+        stats["held"] = s.held;
+        stats["hits"] = s.hits;
+        stats["fills"] = s.fills;
+        stats["created"] = s.created;
+        stats["evicted"] = s.evicted;
+        return stats;
+      },
+      "The cache of texture arrays: arrays, bytes, limit, held (by CUDA graphs); hits, fills, created, evicted since the start.");
+  m.def("empty_texture_cache", &texvlm::empty_texture_cache, "Frees the kept texture arrays, but those that CUDA graphs hold.");
 #if defined(__SANITIZE_ADDRESS__)
   m.def(
       "overflow",

@@ -21,6 +21,7 @@ STAGES = [
     "laplacian",
     "sample",
     "footprint",
+    "hardware",
     "patches",
     "fovea",
     "distance",

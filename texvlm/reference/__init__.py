@@ -10,6 +10,7 @@ from .channels import build_channels
 from .distance import distance_transform
 from .footprint import sample_grad
 from .fovea import fovea_tokens
+from .hardware import sample_grad_hardware, sample_lod_hardware
 from .laplacian import laplacian_decompose, laplacian_reconstruct
 from .patches import extract_patches
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
@@ -29,7 +30,9 @@ __all__ = [
     "level_table",
     "saliency",
     "sample_grad",
+    "sample_grad_hardware",
     "sample_lod",
+    "sample_lod_hardware",
     "score_cells",
     "select",
     "select_topk",
