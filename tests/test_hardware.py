@@ -131,6 +131,19 @@ def test_mode_channels_and_nearest_are_bit_exact(device: torch.device) -> None:
         assert torch.equal(actual[..., mode], wanted[..., mode])
 
 
+def test_queries_that_are_not_finite(device: torch.device) -> None:
+    texture = noise(6, 9, 12, reducer=["mean", "max", "min", "mode", "mean", "mean"]).to(device)
+    uv, lod = torch.rand(1, 8, 2, device=device), torch.rand(1, 8, device=device)
+    ddx, ddy = torch.full((2, 1, 8, 2), 0.1, device=device)
+    uv[0, 0, 0], uv[0, 1, 1], lod[0, 2], ddx[0, 2, 1] = torch.nan, torch.inf, -torch.inf, torch.inf
+    lod[0, 3], lod[0, 4] = 1e30, -1e30
+    for out in (texvlm.sample_lod_hardware(texture, uv, lod), texvlm.sample_grad_hardware(texture, uv, ddx, ddy)):
+        assert out[0, :3].isnan().all() and out[0, 3:].isfinite().all()
+    sampled = texvlm.sample_lod_hardware(texture, uv, lod)[0, 3:5].cpu()
+    wanted = texvlm.sample_lod_hardware(texture, uv[:, 3:5], torch.tensor([[3.0, 0.0]], device=device))[0].cpu()
+    assert torch.equal(sampled, wanted)
+
+
 @pytest.mark.parametrize("address", ADDRESS)
 def test_square_footprints(device: torch.device, address: str) -> None:
     texture = noise(4, 64, 128)
