@@ -13,7 +13,8 @@ namespace {
 
 Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height, int64_t width,
                    Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
-  const SampleInputs in = check_grad_queries("sample_grad", data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
+  const SampleInputs in =
+      check_grad_queries("sample_grad", data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {

@@ -1,5 +1,5 @@
-// Host code of the stem `hardware`: sampling through texture units on CUDA, through their emulation on the CPU. Gradients are those
-// of the exact interpolant, by the backward ops of sample and footprint.
+// Host code of the stem `hardware`: sampling through texture units on CUDA, through their emulation on the CPU. Gradients are
+// those of the exact interpolant, by the backward ops of sample and footprint.
 #include "math/hardware.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -75,9 +75,8 @@ Tensor sample_lod_hardware(const Tensor& data, const Tensor& uv, const Tensor& l
   if (out.numel() == 0) return out;
 #if defined(TEXVLM_WITH_CUDA)
   if (on_cuda(data.device())) {
-    with_array(op, data, in.table, lod_samplers(in), [&](cuda::MipArray& array, void* stream) {
-      fetch_lod(array, out, data.size(0), uv, lod, in, stream);
-    });
+    with_array(op, data, in.table, lod_samplers(in),
+               [&](cuda::MipArray& array, void* stream) { fetch_lod(array, out, data.size(0), uv, lod, in, stream); });
     return out;
   }
 #endif
@@ -93,8 +92,8 @@ Tensor sample_grad_hardware(const Tensor& data, const Tensor& uv, const Tensor& 
                             int64_t width, Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
   const char* op = "sample_grad_hardware";
   check_hardware_dtype(op, data);
-  const SampleInputs in = check_grad_queries(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address,
-                                             kMaxHardwareAnisotropy);
+  const SampleInputs in =
+      check_grad_queries(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address, kMaxHardwareAnisotropy);
   Tensor out = new_tensor({uv.size(0), uv.size(1), data.size(2)}, data.scalar_type(), data.device());
   if (out.numel() == 0) return out;
 #if defined(TEXVLM_WITH_CUDA)
@@ -107,8 +106,8 @@ Tensor sample_grad_hardware(const Tensor& data, const Tensor& uv, const Tensor& 
 #endif
   dispatch_hardware(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    emulate<SampleGradHardware, T>(out, texture_view<const T>(data, in.table), footprint_view<float>(uv, ddx, ddy), pointer<T>(out),
-                                   out.size(1), in.reducers, static_cast<int>(max_anisotropy), in.address);
+    emulate<SampleGradHardware, T>(out, texture_view<const T>(data, in.table), footprint_view<float>(uv, ddx, ddy),
+                                   pointer<T>(out), out.size(1), in.reducers, static_cast<int>(max_anisotropy), in.address);
   });
   return out;
 }
@@ -162,9 +161,9 @@ struct SampleLodHardwareFunction : torch::autograd::Function<SampleLodHardwareFu
     const auto saved = ctx->get_saved_variables();
     auto& of = ctx->saved_data;
     const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
-    auto [data, uv, lod] = op.call(grads[0], saved[0], saved[1], saved[2], of["height"].toSymInt(), of["width"].toSymInt(),
-                                   of["reducer"].to<Names>(), of["levels"].toInt(), of["filter"].toStringRef(),
-                                   of["address"].toStringRef(), mask);
+    auto [data, uv, lod] =
+        op.call(grads[0], saved[0], saved[1], saved[2], of["height"].toSymInt(), of["width"].toSymInt(),
+                of["reducer"].to<Names>(), of["levels"].toInt(), of["filter"].toStringRef(), of["address"].toStringRef(), mask);
     return {data, uv, lod, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -200,9 +199,9 @@ struct SampleGradHardwareFunction : torch::autograd::Function<SampleGradHardware
     auto& of = ctx->saved_data;
     const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2),
                                    ctx->needs_input_grad(3)};
-    auto [data, uv, ddx, ddy] = op.call(grads[0], saved[0], saved[1], saved[2], saved[3], of["height"].toSymInt(),
-                                        of["width"].toSymInt(), of["reducer"].to<Names>(), of["levels"].toInt(),
-                                        of["max_anisotropy"].toInt(), of["address"].toStringRef(), mask);
+    auto [data, uv, ddx, ddy] =
+        op.call(grads[0], saved[0], saved[1], saved[2], saved[3], of["height"].toSymInt(), of["width"].toSymInt(),
+                of["reducer"].to<Names>(), of["levels"].toInt(), of["max_anisotropy"].toInt(), of["address"].toStringRef(), mask);
     return {data, uv, ddx, ddy, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -288,7 +287,8 @@ class HardwareTexture : public torch::CustomClassHolder {
  private:
   static void check_no_gradient(std::initializer_list<const Tensor*> inputs) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        !records(inputs), "texvlm::HardwareTexture: a handle has no gradients; use the ops sample_*_hardware, or torch.no_grad()");
+        !records(inputs),
+        "texvlm::HardwareTexture: a handle has no gradients; use the ops sample_*_hardware, or torch.no_grad()");
   }
 
   template <class Body>
@@ -298,9 +298,10 @@ class HardwareTexture : public torch::CustomClassHolder {
     const cuda::Capture capture = cuda::capture_of(stream);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (capture.id) {
-      TORCH_CHECK(array_->has(samplers),
-                  "texvlm::HardwareTexture: this sampler does not exist yet, and none can be created while a CUDA graph is captured; "
-                  "make the same call once before the capture");
+      TORCH_CHECK(
+          array_->has(samplers),
+          "texvlm::HardwareTexture: this sampler does not exist yet, and none can be created while a CUDA graph is captured; "
+          "make the same call once before the capture");
       array_->hold(capture);
     } else {
       array_->create(samplers);
@@ -328,7 +329,7 @@ class HardwareTexture : public torch::CustomClassHolder {
 
 }  // namespace
 
-#define TEXVLM_HARDWARE_KERNELS                     \
+#define TEXVLM_HARDWARE_KERNELS                       \
   m.impl("sample_lod_hardware", sample_lod_hardware); \
   m.impl("sample_grad_hardware", sample_grad_hardware)
 TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_HARDWARE_KERNELS; }
@@ -337,7 +338,7 @@ TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("sample_lod_hardware", sample_lod_hardware_autograd);
   m.impl("sample_grad_hardware", sample_grad_hardware_autograd);
 }
-#define TEXVLM_HARDWARE_AUTOCAST                             \
+#define TEXVLM_HARDWARE_AUTOCAST                               \
   m.impl("sample_lod_hardware", sample_lod_hardware_autocast); \
   m.impl("sample_grad_hardware", sample_grad_hardware_autocast)
 TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { TEXVLM_HARDWARE_AUTOCAST; }
@@ -352,7 +353,8 @@ TORCH_LIBRARY_FRAGMENT(texvlm, m) {
       .def("sample_lod", &HardwareTexture::sample_lod, "",
            {torch::arg("uv"), torch::arg("lod"), torch::arg("filter") = "trilinear", torch::arg("address") = "clamp"})
       .def("sample_grad", &HardwareTexture::sample_grad, "",
-           {torch::arg("uv"), torch::arg("ddx"), torch::arg("ddy"), torch::arg("max_anisotropy") = 16, torch::arg("address") = "clamp"})
+           {torch::arg("uv"), torch::arg("ddx"), torch::arg("ddy"), torch::arg("max_anisotropy") = 16,
+            torch::arg("address") = "clamp"})
       .def("bytes", &HardwareTexture::bytes)
       .def("layers", &HardwareTexture::layers)
       .def("levels", &HardwareTexture::levels);

@@ -41,8 +41,8 @@ inline SampleInputs check_lod_queries(const char* op, const Tensor& data, const 
 }
 
 inline SampleInputs check_grad_queries(const char* op, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
-                                       int64_t height, int64_t width, const Names& reducer, int64_t levels, int64_t max_anisotropy,
-                                       std::string_view address, int64_t most = kMaxAnisotropy) {
+                                       int64_t height, int64_t width, const Names& reducer, int64_t levels,
+                                       int64_t max_anisotropy, std::string_view address, int64_t most = kMaxAnisotropy) {
   const Levels table = check_texture(op, data, height, width, levels);
   check_grad_coordinates(op, data, uv, ddx, ddy, max_anisotropy, most);
   return {table, check_reducers(op, strings(reducer), data.size(2)), Filter::trilinear, parse_address(op, address)};

@@ -88,13 +88,13 @@ struct Cache {
 
   Entry& for_capture(const char* op, const cuda::ArrayShape& shape, const std::vector<cuda::SamplerState>& samplers,
                      const cuda::Capture& capture) {
-    auto found = oldest([&](const Entry& e) {
-      return e.array->held_by(capture) && e.array->shape() == shape && e.array->has(samplers);
-    });
+    auto found =
+        oldest([&](const Entry& e) { return e.array->held_by(capture) && e.array->shape() == shape && e.array->has(samplers); });
     if (found == entries.end()) found = oldest([&](const Entry& e) { return e.free_for(shape) && e.array->has(samplers); });
-    TORCH_CHECK(found != entries.end(), "texvlm::", op,
-                ": no texture array of this shape and sampler is free, and none can be created while a CUDA graph is captured; make "
-                "the same call once before each capture");
+    TORCH_CHECK(
+        found != entries.end(), "texvlm::", op,
+        ": no texture array of this shape and sampler is free, and none can be created while a CUDA graph is captured; make "
+        "the same call once before each capture");
     found->array->hold(capture);
     return used(found);
   }
@@ -123,7 +123,8 @@ struct Cache {
   }
 };
 
-// Never destroyed. A forked child gets a cache of its own: the arrays belong to the parent's context, which the child may not touch.
+// Never destroyed. A forked child gets a cache of its own: the arrays belong to the parent's context, which the child may not
+// touch.
 Cache& cache() {
   static std::atomic<Cache*> current{new Cache};
   Cache* found = current.load();
@@ -154,7 +155,8 @@ void release_at_exit() {
 
 cuda::ArrayShape array_shape(const char* op, const at::Tensor& data, const Levels& table, int channels) {
   const int device = data.device().index();
-  const int64_t height = table.height[0], width = table.width[0], layers = data.size(0) * ((data.size(2) + channels - 1) / channels);
+  const int64_t height = table.height[0], width = table.width[0],
+                layers = data.size(0) * ((data.size(2) + channels - 1) / channels);
   const cuda::ArrayLimits limits = cuda::array_limits(device);
   TEXVLM_CHECK(height <= limits.height && width <= limits.width, op, "height and width",
                "at most " + std::to_string(limits.height) + " x " + std::to_string(limits.width) +

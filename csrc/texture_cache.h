@@ -3,9 +3,9 @@
 //
 // An array is found by its shape (device, height, width, levels, layers, format). It is filled again only when its content is not
 // what is asked for: the same storage (a weak reference: its memory may be freed meanwhile), the same address and the same
-// version of the tensor. Tensors without a version (made in inference mode) are always copied; so is everything while a CUDA graph
-// is captured, since a replay may find other texels. Writes that PyTorch does not count (through .data, by Triton or the replay
-// of a graph) are not seen: empty_texture_cache() after them.
+// version of the tensor. Tensors without a version (made in inference mode) are always copied; so is everything while a CUDA
+// graph is captured, since a replay may find other texels. Writes that PyTorch does not count (through .data, by Triton or the
+// replay of a graph) are not seen: empty_texture_cache() after them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,16 +15,17 @@
 #include <vector>
 
 #include "cuda/hardware.h"
+#include "export.h"
 
 namespace texvlm {
 
 struct TextureCacheStats {
-  int64_t arrays, bytes, limit;             // what is kept; limit: $TEXVLM_TEXTURE_CACHE_MB (1024)
-  int64_t held;                             // arrays that captured CUDA graphs hold
+  int64_t arrays, bytes, limit;           // what is kept; limit: $TEXVLM_TEXTURE_CACHE_MB (1024)
+  int64_t held;                           // arrays that captured CUDA graphs hold
   int64_t hits, fills, created, evicted;  // since the process began
 };
-TextureCacheStats texture_cache_stats();
-void empty_texture_cache();  // all but what graphs hold
+TEXVLM_API TextureCacheStats texture_cache_stats();
+TEXVLM_API void empty_texture_cache();  // all but what graphs hold
 
 // Texels that hardware has a format for.
 void check_hardware_dtype(const char* op, const at::Tensor& data);

@@ -58,7 +58,7 @@ def sample_lod(
 
 
 def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float) -> tuple[Tensor, Tensor]:
-    """uv and lod in the dtype of coordinates beside `data`, lod as [B, N]; copied only where the dtype is another."""
+    """Coordinates beside `data`: uv and lod in their dtype, lod as [B, N]; copied only where the dtype is another."""
     dtype = acc_dtype(data.dtype)
     if uv.dtype != dtype:
         uv = uv.to(dtype)

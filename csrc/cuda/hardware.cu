@@ -380,8 +380,8 @@ void MipArray::fill(const TextureView<const T>& data, int64_t pictures, void* st
   const bool aligned =
       data.channels % shape_.channels == 0 && reinterpret_cast<uintptr_t>(data.data) % (shape_.channels * sizeof(T)) == 0;
   const dim3 grid(static_cast<unsigned>(blocks), at_most(pictures, kMaxGridYZ));
-  launch(shape_.channels == 4 ? fill_kernel<T, 4> : fill_kernel<T, 1>, grid, kThreads, 0, stream, data, surfaces, pictures, layers,
-         aligned);
+  launch(shape_.channels == 4 ? fill_kernel<T, 4> : fill_kernel<T, 1>, grid, kThreads, 0, stream, data, surfaces, pictures,
+         layers, aligned);
   end(stream, true);
 }
 
@@ -408,9 +408,9 @@ void MipArray::sample_grad(const Fetch<T>& fetch, const FootprintView<float>& qu
   end(stream, false);
 }
 
-#define TEXVLM_MIP_ARRAY(T)                                                                                       \
-  template void MipArray::fill(const TextureView<const T>&, int64_t, void*);                                      \
-  template void MipArray::sample_lod(const Fetch<T>&, const QueryView<float>&, Filter, void*);                    \
+#define TEXVLM_MIP_ARRAY(T)                                                                    \
+  template void MipArray::fill(const TextureView<const T>&, int64_t, void*);                   \
+  template void MipArray::sample_lod(const Fetch<T>&, const QueryView<float>&, Filter, void*); \
   template void MipArray::sample_grad(const Fetch<T>&, const FootprintView<float>&, int, void*)
 TEXVLM_MIP_ARRAY(float);
 TEXVLM_MIP_ARRAY(Half);

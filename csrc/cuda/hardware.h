@@ -1,5 +1,5 @@
-// Texture hardware as host code knows it: an array of mip levels that samplers read and surfaces write. Torch-free; hardware.cu is
-// the only file that speaks of it to the CUDA runtime.
+// Texture hardware as host code knows it: an array of mip levels that samplers read and surfaces write. Torch-free; hardware.cu
+// is the only file that speaks of it to the CUDA runtime.
 #pragma once
 
 #include <atomic>
@@ -67,8 +67,7 @@ struct Fetch {
 // The samplers that a fetch needs, in the order of its launches: the smooth channels, then the nearest ones.
 inline std::vector<SamplerState> samplers_for(Filter filter, Address address, int max_anisotropy, const Reducers& reducers) {
   std::vector<SamplerState> states;
-  if (filter != Filter::nearest && !(reducers.uniform && reducers.any_mode))
-    states.push_back({filter, address, max_anisotropy});
+  if (filter != Filter::nearest && !(reducers.uniform && reducers.any_mode)) states.push_back({filter, address, max_anisotropy});
   if (filter == Filter::nearest || reducers.any_mode) states.push_back({Filter::nearest, Address::clamp, 1});
   return states;
 }
@@ -115,10 +114,10 @@ class MipArray {
   void* array_ = nullptr;
   uint64_t surfaces_[kMaxLevels] = {};
   std::map<SamplerState, uint64_t> samplers_;
-  Use fill_ = {};             // the last fill; no event: none
-  std::vector<Use> reads_;    // since then, the last of each stream
-  std::vector<void*> spare_;  // events for reuse
-  unsigned long long capture_ = 0;            // in which these events were recorded; 0: outside of any
+  Use fill_ = {};                   // the last fill; no event: none
+  std::vector<Use> reads_;          // since then, the last of each stream
+  std::vector<void*> spare_;        // events for reuse
+  unsigned long long capture_ = 0;  // in which these events were recorded; 0: outside of any
   std::shared_ptr<std::atomic<int>> graphs_ = std::make_shared<std::atomic<int>>(0);  // that hold the array
 };
 
