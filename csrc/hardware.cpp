@@ -255,6 +255,7 @@ class HardwareTexture : public torch::CustomClassHolder {
   int64_t layers() const { return array_->shape().layers; }
 
   void update(const Tensor& data) {
+    check_no_gradient({&data});
     TEXVLM_CHECK(data.scalar_type() == like_.scalar_type() && data.device() == like_.device() && data.dim() == 3 &&
                      data.size(0) == like_.size(0) && data.size(2) == like_.size(2),
                  kName, "data", "of the shape, dtype and device that the texture was made with", shape_of(data), ' ',

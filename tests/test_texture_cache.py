@@ -5,12 +5,14 @@ On a GPU, or in builds that run CUDA kernels on the host; streams, graphs and a 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,6 +198,8 @@ def test_a_handle_of_ones_own(device: torch.device) -> None:
             handle.update(texture.data[:1])
         with pytest.raises(RuntimeError, match="a handle has no gradients"):
             handle.sample_lod(uv.clone().requires_grad_(), lod)
+        with pytest.raises(RuntimeError, match="a handle has no gradients"):
+            handle.update(texture.data.clone().requires_grad_())
         with pytest.raises(ValueError, match="lod must be"):
             handle.sample_lod(uv, lod[:, :3])
         with pytest.raises((RuntimeError, TypeError)):
@@ -263,6 +267,86 @@ print(texvlm.texture_cache_stats()["arrays"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr.strip()) == (0, "1", "")
+
+
+# ---- captured graphs ----
+
+
+class HostCapture:
+    """A capture as the host's CUDA runtime pretends it: launches run at once, but the stream says that it is capturing."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(str(Path(texvlm.__file__).with_name("libtexvlm.so")))
+        self.library.texvlm_shim_begin_capture.restype = ctypes.c_void_p
+        self.library.texvlm_shim_destroy_graph.argtypes = [ctypes.c_void_p]
+        self.graph = None
+
+    def __enter__(self) -> HostCapture:
+        self.graph = self.library.texvlm_shim_begin_capture()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.library.texvlm_shim_end_capture()
+
+    def destroy(self) -> None:
+        self.library.texvlm_shim_destroy_graph(self.graph)
+
+
+def test_arrays_and_captures_on_the_host(device: torch.device) -> None:
+    """Nothing is created while a graph is captured, everything is copied, and the array is the graph's until it is destroyed."""
+    if device.type == "cuda":
+        return  # test_graphs
+    texture, other = noise(6, 20, 12), noise(6, 20, 12)
+    with HostCapture() as nothing, pytest.raises(RuntimeError, match="make the same call once before each capture"):
+        sample(texture)
+    nothing.destroy()
+    sample(texture)
+    counted = Counted()
+    with HostCapture() as first:
+        for t in (texture, texture, other):
+            close(t)
+        with pytest.raises(RuntimeError, match="make the same call once before each capture"):
+            sample(texture, address="mirror")  # a sampler that does not exist yet
+    assert (counted.fills, counted.hits, counted.created, counted.held) == (3, 0, 0, 1)
+    close(texture)  # in an array of its own
+    assert (counted.fills, counted.created) == (4, 1)
+    with HostCapture() as second:
+        close(texture)
+    assert (counted.created, counted.held) == (1, 2)
+    empty_texture_cache()
+    assert texture_cache_stats()["arrays"] == texture_cache_stats()["held"] == 2
+    with HostCapture() as third, pytest.raises(RuntimeError, match="make the same call once before each capture"):
+        sample(texture)
+    third.destroy()
+    first.destroy()
+    assert texture_cache_stats()["held"] == 1
+    close(texture)
+    assert (counted.created, counted.arrays) == (1, 1)
+    second.destroy()
+    empty_texture_cache()
+    assert texture_cache_stats()["arrays"] == 0
+
+
+def test_handles_and_captures_on_the_host(device: torch.device) -> None:
+    if device.type == "cuda":
+        return
+    texture = noise(3, 8, 8)
+    uv, lod = torch.rand(1, 5, 2), torch.rand(1, 5)
+    handle = torch.classes.texvlm.HardwareTexture(texture.data, *arguments(texture))
+    with HostCapture() as early, pytest.raises(RuntimeError, match="this sampler does not exist yet"):
+        handle.sample_lod(uv, lod)
+    early.destroy()
+    wanted = handle.sample_lod(uv, lod)
+    graphs = []
+    for _ in range(2):  # two graphs may read one handle
+        with HostCapture() as capture:
+            handle.update(texture.data)
+            assert torch.equal(handle.sample_lod(uv, lod), wanted)
+        graphs.append(capture)
+    del handle  # the array outlives it: the graphs would write into it
+    for graph in graphs:
+        graph.destroy()
+    sample(texture)  # frees it
 
 
 # ---- a GPU only ----
