@@ -41,6 +41,15 @@ TORCH_LIBRARY(texvlm, m) {
         ", int max_anisotropy, str address, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
         compliant);
 
+  // hardware: the same through texture units (on the CPU: their emulation), filtered with 8-bit weights; gradients are those of
+  // sample_lod and sample_grad. torch.classes.texvlm.HardwareTexture, a handle, is registered in hardware.cpp.
+  m.def("sample_lod_hardware(Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
+        ", str filter=\"trilinear\", str address=\"clamp\") -> Tensor",
+        compliant);
+  m.def("sample_grad_hardware(Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
+        ", int max_anisotropy=16, str address=\"clamp\") -> Tensor",
+        compliant);
+
   // patches: center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart
   m.def("extract_patches(Tensor data, Tensor center, Tensor lod, " TEXVLM_TEXTURE
         ", int size=16, str address=\"clamp\", Tensor? axes=None) -> Tensor",

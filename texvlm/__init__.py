@@ -14,6 +14,7 @@ from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
 from texvlm.distance import distance_transform
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
+from texvlm.hardware import empty_texture_cache, sample_grad_hardware, sample_lod_hardware, texture_cache_stats
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
 from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
@@ -40,6 +41,7 @@ __all__ = [
     "cmake_prefix_path",
     "distance_transform",
     "empty_cache",
+    "empty_texture_cache",
     "extract_patches",
     "generate_mipmaps",
     "laplacian_pyramid",
@@ -48,8 +50,11 @@ __all__ = [
     "saliency",
     "sample_foveated",
     "sample_grad",
+    "sample_grad_hardware",
     "sample_lod",
+    "sample_lod_hardware",
     "select",
+    "texture_cache_stats",
     "topk",
     "update_mipmaps",
 ]

@@ -11,6 +11,7 @@ from .distance import distance_transform
 from .footprint import sample_grad
 from .fovea import fovea_tokens
 from .gl import generate_mipmaps_gl
+from .hardware import sample_grad_hardware, sample_lod_hardware
 from .laplacian import laplacian_decompose, laplacian_reconstruct
 from .patches import extract_patches
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
@@ -31,7 +32,9 @@ __all__ = [
     "level_table",
     "saliency",
     "sample_grad",
+    "sample_grad_hardware",
     "sample_lod",
+    "sample_lod_hardware",
     "score_cells",
     "select",
     "select_topk",
