@@ -6,7 +6,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 from texvlm import _ext as _ext
 from texvlm._ext import build_info, cached_bytes, empty_cache
-from texvlm.cascade import Selection, select, topk
+from texvlm.cascade import Selection, compact, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
 from texvlm.distance import distance_transform
 from texvlm.footprint import sample_grad
@@ -31,6 +31,7 @@ __all__ = [
     "build_channels",
     "build_info",
     "cached_bytes",
+    "compact",
     "distance_transform",
     "empty_cache",
     "extract_patches",
