@@ -45,10 +45,10 @@ __device__ bool on_the_way(Bits key, Bits found, int shift) {
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) topk_row_kernel(TopKView<T> view, int64_t batch) {
   using Bits = typename Order<T>::Bits;
-  __shared__ unsigned histogram[kDigits];
-  __shared__ Threshold<Bits> found;
-  __shared__ Bits keys[kRowWinners];
-  __shared__ unsigned places[kRowWinners];
+  TEXVLM_SHARED(histogram, unsigned[kDigits]);
+  TEXVLM_SHARED(found, Threshold<Bits>);
+  TEXVLM_SHARED(keys, Bits[kRowWinners]);
+  TEXVLM_SHARED(places, unsigned[kRowWinners]);
   const int count = static_cast<int>(view.count), k = static_cast<int>(view.k), me = static_cast<int>(threadIdx.x);
   int padded = 1;
   while (padded < k) padded *= 2;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads)
     select_count_kernel(TopKView<T> view, int64_t batch, int shift, const Threshold<typename Order<T>::Bits>* found,
                         unsigned* histogram) {
   using Bits = typename Order<T>::Bits;
-  __shared__ unsigned own[kDigits];
+  TEXVLM_SHARED(own, unsigned[kDigits]);
   for (int64_t b = blockIdx.y; b < batch; b += gridDim.y) {
     own[threadIdx.x] = 0;
     __syncthreads();

@@ -40,7 +40,7 @@ struct Pairs {  // [rows, count]
 template <class Key>
 __global__ void __launch_bounds__(kThreads)
     sort_count_kernel(Pairs<Key> in, int64_t rows, int64_t count, int64_t tiles, int shift, unsigned* counts) {
-  __shared__ unsigned histogram[kDigits];
+  TEXVLM_SHARED(histogram, unsigned[kDigits]);
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       histogram[threadIdx.x] = 0;
@@ -68,7 +68,7 @@ struct ScanCounts {
 template <class Key>
 __global__ void __launch_bounds__(kThreads) sort_move_kernel(Pairs<Key> in, Pairs<Key> out, int64_t rows, int64_t count,
                                                              int64_t tiles, int shift, const unsigned* counts) {
-  __shared__ unsigned place[kWarps][kDigits];  // per warp: first how many, then where they go
+  TEXVLM_SHARED(place, unsigned[kWarps][kDigits]);  // per warp: first how many, then where they go
   const unsigned warp = threadIdx.x / kLanes;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {

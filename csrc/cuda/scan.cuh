@@ -34,7 +34,7 @@ namespace {  // kernels with shared memory are local to their file
 template <int Threads, class V>
 __device__ V block_exclusive(V value, V& total) {
   constexpr int kWarps = Threads / kLanes;
-  __shared__ V warp_total[kWarps];
+  TEXVLM_SHARED(warp_total, V[kWarps]);
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
   V sum = value;
   for (int step = 1; step < kLanes; step *= 2) {
