@@ -1,7 +1,8 @@
 """Builds texvlm._C: one extension of C++ and, wherever nvcc is found, CUDA sources.
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
-TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; MAX_JOBS limits the compiler processes.
+TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
+tests/shim); MAX_JOBS limits the compiler processes.
 """
 
 from __future__ import annotations
@@ -64,6 +65,18 @@ def cuda_archs() -> list[str]:
     return ["75", "80", "86", "89", "90", "100", "120"]
 
 
+def emulated_kernels() -> list[str]:
+    """The CUDA sources as C++: each in a file of its own that first includes the shim, which lets g++ compile them."""
+    folder = ROOT / "build" / "emulated"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (ROOT / "csrc" / "cuda").glob("*.cu"):
+        name = path.relative_to(ROOT)
+        wrapper, text = folder / f"{path.stem}.cpp", f'#define TEXVLM_SHIM_SOURCE "{name}"\n#include <cuda_runtime.h>\n#include "../../{name}"\n'
+        if not wrapper.exists() or wrapper.read_text() != text:
+            wrapper.write_text(text)
+    return sorted(str(p.relative_to(ROOT)) for p in [*folder.glob("*.cpp"), *(ROOT / "tests" / "shim").glob("*.cpp")])
+
+
 def extension() -> object:
     sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp"))
     headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
@@ -94,7 +107,17 @@ def extension() -> object:
         link += sanitize
         define.append(("TEXVLM_NO_ISA_DISPATCH", None))
     compile_args = {"cxx": cxx}
-    if home := cuda_home():
+    if os.environ.get("TEXVLM_EMULATE") == "1":
+        sources += emulated_kernels()
+        headers += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / "shim").glob("*.h"))
+        kwargs = {"include_dirs": [str(ROOT / "tests" / "shim")]}
+        define += [
+            ("TEXVLM_WITH_CUDA", None),
+            ("TEXVLM_EMULATE", None),
+            ("TEXVLM_CUDA_ARCHS", "emulated"),
+            ("TEXVLM_CUDA_VERSION", "emulated"),
+        ]
+    elif home := cuda_home():
         archs = cuda_archs()
         gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [
             f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"
