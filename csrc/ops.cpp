@@ -94,4 +94,6 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("score_cells(Tensor data, Tensor cells, " TEXVLM_TEXTURE
         ", int cell, int samples, int[] channels, float[] weights) -> Tensor",
         compliant);
+  // mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond; int64 counts [B]
+  m.def("compact(Tensor mask) -> (Tensor, Tensor)", compliant);
 }

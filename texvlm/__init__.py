@@ -9,7 +9,7 @@ from pathlib import Path as _Path
 from texvlm import _ext as _ext
 from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
-from texvlm.cascade import Selection, select, topk
+from texvlm.cascade import Selection, compact, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
 from texvlm.distance import distance_transform
 from texvlm.footprint import sample_grad
@@ -39,6 +39,7 @@ __all__ = [
     "build_info",
     "cached_bytes",
     "cmake_prefix_path",
+    "compact",
     "distance_transform",
     "empty_cache",
     "empty_texture_cache",

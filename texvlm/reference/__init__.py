@@ -5,7 +5,7 @@ are torch's own autograd. All functions work in float64 and float32 on any devic
 float32 and rounded where they are stored.
 """
 
-from .cascade import Selection, score_cells, select, select_topk
+from .cascade import Selection, compact, score_cells, select, select_topk
 from .channels import build_channels
 from .distance import distance_transform
 from .footprint import sample_grad
@@ -21,6 +21,7 @@ from .sample import sample_lod
 __all__ = [
     "Selection",
     "build_channels",
+    "compact",
     "distance_transform",
     "extract_patches",
     "fovea_tokens",
