@@ -9,6 +9,7 @@ from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.cascade import Selection, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
 from texvlm.distance import distance_transform
+from texvlm.embedding import PCA, ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
@@ -23,7 +24,12 @@ __version__ = "0.1.0"
 __all__ = [
     "CHANNELS",
     "MINIMAL",
+    "PCA",
     "Channel",
+    "ClipEmbedding",
+    "DigitsEmbedding",
+    "Embedding",
+    "EmbeddingProvider",
     "FoveaLayout",
     "FoveatedTokens",
     "Selection",
@@ -32,12 +38,14 @@ __all__ = [
     "build_info",
     "cached_bytes",
     "distance_transform",
+    "embedding_planes",
     "empty_cache",
     "extract_patches",
     "generate_mipmaps",
     "laplacian_pyramid",
     "laplacian_reconstruct",
     "level_count",
+    "relevance",
     "saliency",
     "sample_foveated",
     "sample_grad",

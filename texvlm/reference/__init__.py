@@ -8,6 +8,7 @@ float32 and rounded where they are stored.
 from .cascade import Selection, score_cells, select, select_topk
 from .channels import build_channels
 from .distance import distance_transform
+from .embedding import principal_axes, project, relevance
 from .footprint import sample_grad
 from .fovea import fovea_tokens
 from .laplacian import laplacian_decompose, laplacian_reconstruct
@@ -27,6 +28,9 @@ __all__ = [
     "laplacian_reconstruct",
     "level_count",
     "level_table",
+    "principal_axes",
+    "project",
+    "relevance",
     "saliency",
     "sample_grad",
     "sample_lod",
