@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ def digit_canvas(
     sizes: tuple[float, float] = SIZES,
     clutter: float = 1.0,
     seed: int | torch.Generator = 0,
+    heights: Sequence[float] | None = None,
 ) -> Canvas:
     """A square canvas with `count` digits drawn from `digits` at random places that do not overlap, over and among clutter.
 
@@ -58,6 +60,7 @@ def digit_canvas(
         sizes: least and largest height of a digit's frame in pixels.
         clutter: how much; 0 is plain ground.
         seed: an integer or a generator; the same seed gives the same canvas.
+        heights: of the digits one by one, instead of `count` and `sizes`.
     """
     g = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     canvas = _ground(side, clutter, g)
@@ -66,9 +69,9 @@ def digit_canvas(
     for _ in range(int(density + _uniform(g))):
         canvas = _clutter(canvas, digits, sizes, g)
     boxes, classes = [], []
-    for _ in range(count):
+    for height in (None,) * count if heights is None else heights:
         place = int(torch.randint(len(digits), (1,), generator=g))
-        alpha = _stamp(digits[place], _size(sizes, g), g)
+        alpha = _stamp(digits[place], _size(sizes, g) if height is None else height, g)
         at = _room(alpha, taken, side, g)
         if at is None:
             continue

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 STRIDE = 8  # pixels between features
 WIDTH = 64  # of the joint space
-LEVELS = 3  # mips looked at: digits of one octave of sizes each
+LEVELS = 3  # mips looked at, each for one octave of sizes
+OCTAVE = (11.5, 32.0)  # pixels of a digit's height that a level answers for; octaves overlap
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _SPACE, _STRANGE = len(LETTERS) + 1, len(LETTERS) + 2
 _MAX_LETTERS = 64
@@ -29,7 +30,7 @@ class ImageTower(nn.Module):
     """Grey pictures [B, 1, H, W], H and W multiples of 32 -> features [B, WIDTH, H / 8, W / 8], not normalised.
 
     One net looks at the picture and at its halves and quarters, so that it need only know one octave of sizes; beside the features it
-    says how sure it is, and the levels are blended by the softmax of that.
+    says how sure it is that a digit of its octave is there, and the levels are blended by the softmax of that.
     """
 
     def __init__(self, folded: bool = False) -> None:
@@ -38,18 +39,20 @@ class ImageTower(nn.Module):
         self.net = nn.Sequential(*(conv(*shape, folded=folded) for shape in shapes))
         self.head = nn.Conv2d(64, WIDTH + 1, 1)
 
-    def forward(self, grey: Tensor, levels: int = LEVELS) -> Tensor:  # noqa: D102
-        rows, columns = grey.shape[2] // STRIDE, grey.shape[3] // STRIDE
+    def look(self, grey: Tensor) -> tuple[Tensor, Tensor]:
+        """One level alone: unit features, and the logit of there being a digit of this level's octave, [B, 1, h, w]."""
+        out = self.head(self.net(_even_contrast(grey)))
+        return F.normalize(out[:, :-1], dim=1), out[:, -1:]
+
+    def forward(self, grey: Tensor) -> Tensor:  # noqa: D102
+        size = (grey.shape[2] // STRIDE, grey.shape[3] // STRIDE)
         features, sure = [], []
-        for level in range(levels):
-            if level:
-                grey = F.avg_pool2d(grey, 2)
-            out = self.head(self.net(_even_contrast(grey)))
-            out = torch.cat([F.normalize(out[:, :-1], dim=1), out[:, -1:]], 1)
-            if level:
-                out = F.interpolate(out, (rows, columns), mode="bilinear", align_corners=False)
-            features.append(out[:, :-1])
-            sure.append(out[:, -1:])
+        for level in range(LEVELS):
+            both = torch.cat(self.look(grey), 1)
+            both = F.interpolate(both, size, mode="bilinear", align_corners=False) if level else both
+            features.append(both[:, :-1])
+            sure.append(both[:, -1:])
+            grey = F.avg_pool2d(grey, 2)
         weight = torch.stack(sure).softmax(0)
         return (torch.stack(features) * weight).sum(0)
 

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from texvlm.digits.canvas import cell_labels, digit_canvas, load_digits
-from texvlm.digits.model import LETTERS, LEVELS, STRIDE, WEIGHTS, ImageTower, TextTower, grey_of, spell
+from texvlm.digits.model import LETTERS, OCTAVE, STRIDE, WEIGHTS, ImageTower, TextTower, grey_of, spell
 from texvlm.embedding import PCA, Moments, retrieval_kept
 
+STEPS, RATE = 1200, 4e-3
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = (
     "{}", "{}", "{}", "{}s", "a {}", "the {}", "all {}s", "digit {}", "the digit {}", "a digit {}", "digits {}", "number {}", "the number {}",
@@ -61,31 +62,28 @@ def strangers(rng: random.Random, count: int) -> list[str]:
     return texts
 
 
-class Lesson(NamedTuple):
-    """What one part of the training shows."""
+def batch(digits: Tensor, labels: Tensor, clutter: float, g: torch.Generator, size: int = 8, side: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+    """Canvases [B, 3, side, side], what their cells show [B, side / 8, side / 8], and whether it is of the octave of this level.
 
-    steps: int
-    levels: int  # of the mip chain that are looked at
-    canvases: int
-    side: int
-    digits: int  # on each canvas
-    sizes: tuple[float, float]
-    rate: float
+    One level alone is trained, since all levels share one net: most digits are of its octave, some are larger or smaller.
+    """
 
-    def batch(self, digits: Tensor, labels: Tensor, clutter: float, g: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Canvases [B, 3, side, side] and what their cells show [B, side / 8, side / 8]."""
-        made = [digit_canvas(digits, labels, self.side, self.digits, self.sizes, clutter, g) for _ in range(self.canvases)]
-        cells = self.side // STRIDE
-        shown = [cell_labels(c.boxes, c.labels, cells, cells, STRIDE) for c in made]
-        return torch.stack([c.image for c in made]), torch.stack(shown)
+    def between(low: float, high: float) -> float:
+        return low * (high / low) ** float(torch.rand((), generator=g))
 
-
-def lessons(scale: float) -> tuple[Lesson, Lesson]:
-    """First one octave of sizes at full size, many digits at a time; then all sizes on the mip chain."""
-    return (
-        Lesson(int(400 * scale), 1, 8, 128, 24, (12.0, 30.0), 4e-3),
-        Lesson(int(600 * scale), LEVELS, 6, 192, 10, (12.0, 110.0), 3e-3),
-    )
+    pictures, shown, near = [], [], []
+    for _ in range(size):
+        strange = [between(34, 110)] if float(torch.rand((), generator=g)) < 0.5 else []
+        strange += [between(5, 11) for _ in range(3)]
+        heights = strange + [between(*OCTAVE) for _ in range(20)]
+        c = digit_canvas(digits, labels, side, sizes=(8.0, 60.0), clutter=clutter, seed=g, heights=heights)
+        height = c.boxes[:, 3] - c.boxes[:, 1]
+        within = (height >= OCTAVE[0]) & (height <= OCTAVE[1])
+        cells = side // STRIDE
+        pictures.append(c.image)
+        shown.append(cell_labels(c.boxes, c.labels, cells, cells, STRIDE))
+        near.append(cell_labels(c.boxes, within.long(), cells, cells, STRIDE))
+    return torch.stack(pictures), torch.stack(shown), torch.stack(near)
 
 
 def losses(features: Tensor, target: Tensor, texts: Tensor, classes: Tensor, scale: Tensor) -> Tensor:
@@ -110,18 +108,17 @@ def text_loss(texts: Tensor, classes: Tensor) -> Tensor:
     return (away - (logits * right).sum(1) / right.sum(1).clamp(min=1))[named].mean()
 
 
-def choose(target: Tensor, features: Tensor, empty: Tensor, g: torch.Generator) -> Tensor:
-    """Cells to learn from: all that show a digit, and as many that show none, half of them the ones most like a digit."""
-    shown = ((target >= 0) & (target < 10)).nonzero()[:, 0]
+def choose(target: Tensor, near: Tensor, features: Tensor, empty: Tensor, g: torch.Generator) -> Tensor:
+    """Cells to learn from: all that show a digit of the octave, and as many that show none, half of them the ones most like a digit."""
+    shown = (near == 1).nonzero()[:, 0]
     ground = (target == 10).nonzero()[:, 0]
-    with torch.no_grad():
-        hard = ground[(features[ground] @ empty).argsort()[: len(shown) // 2]]
+    hard = ground[(features[ground] @ empty).argsort()[: len(shown) // 2]]
     easy = ground[torch.randint(len(ground), (len(shown) // 2,), generator=g)]
     return torch.cat([shown, hard, easy])
 
 
-def train(scale: float = 1.0, seed: int = 0, report: int = 50) -> tuple[ImageTower, TextTower]:
-    """Both towers, trained on all digits but the held-out ones. `scale` shortens or lengthens the lessons."""
+def train(steps: int, seed: int = 0, report: int = 50) -> tuple[ImageTower, TextTower]:
+    """Both towers, trained on all digits but the held-out ones."""
     torch.manual_seed(seed)
     g, rng = torch.Generator().manual_seed(seed), random.Random(seed)
     digits, labels = load_digits(held_out=False)
@@ -130,30 +127,31 @@ def train(scale: float = 1.0, seed: int = 0, report: int = 50) -> tuple[ImageTow
     parameters = [*image.parameters(), *text.parameters(), temperature]
     optimiser = torch.optim.AdamW(parameters, weight_decay=0.01)
     start, seen = time.perf_counter(), []
-    for number, lesson in enumerate(lessons(scale)):
-        for step in range(lesson.steps):
-            slow = min(1.0, (step + 1) / 30) if number == 0 else 0.5 + 0.5 * math.cos(math.pi * step / lesson.steps)
-            for group in optimiser.param_groups:
-                group["lr"] = lesson.rate * slow
-            clutter = 1.5 if number else min(1.5, 0.2 + 0.01 * step)
-            pictures, target = lesson.batch(digits, labels, clutter, g)
-            features = F.normalize(image(grey_of(pictures), lesson.levels), dim=1).permute(0, 2, 3, 1).flatten(0, 2)
-            names = [p for digit in range(11) for p in phrases(digit, rng, 3)]
-            classes = torch.tensor([digit for digit in range(11) for _ in range(3)] + [-1] * 16)
-            texts = F.normalize(text(spell([*names, *strangers(rng, 16)])), dim=1)
-            flat = target.flatten()
-            picked = choose(flat, features.detach(), texts[classes == 10].mean(0).detach(), g)
-            loss = losses(features[picked], flat[picked], texts, classes, temperature.exp().clamp(max=25))
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimiser.step()
-            right = classes[(features[picked] @ texts.T).argmax(1)] == flat[picked]
-            seen.append([float(loss.detach()), float(right[flat[picked] < 10].float().mean())])
-            if (step + 1) % report == 0:
-                mean = torch.tensor(seen[-report:]).mean(0)
-                passed = time.perf_counter() - start
-                print(f"lesson {number + 1}, step {step + 1}: loss {mean[0]:.2f}, cells of digits named {mean[1]:.0%}, {passed:.0f} s", flush=True)
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / 30) * (0.5 + 0.5 * math.cos(math.pi * max(0.0, 2 * step / steps - 1)))
+        pictures, target, near = batch(digits, labels, min(1.5, 0.2 + 0.01 * step), g)
+        features, sure = image.look(grey_of(pictures))
+        features = features.permute(0, 2, 3, 1).flatten(0, 2)
+        names = [p for digit in range(11) for p in phrases(digit, rng, 3)]
+        classes = torch.tensor([digit for digit in range(11) for _ in range(3)] + [-1] * 16)
+        texts = F.normalize(text(spell([*names, *strangers(rng, 16)])), dim=1)
+        target, near = target.flatten(), near.flatten()
+        picked = choose(target, near, features.detach(), texts[classes == 10].mean(0).detach(), g)
+        loss = losses(features[picked], target[picked], texts, classes, temperature.exp().clamp(max=25))
+        # Sure of digits of the octave; not of larger or smaller ones, nor of ground.
+        asked = torch.cat([picked, (near == 0).nonzero()[:, 0]])
+        loss = loss + F.binary_cross_entropy_with_logits(sure.flatten()[asked], (near[asked] == 1).to(sure.dtype))
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        right = classes[(features[picked] @ texts.T).argmax(1)] == target[picked]
+        seen.append([float(loss.detach()), float(right[target[picked] < 10].float().mean()), float(right[target[picked] == 10].float().mean())])
+        if (step + 1) % report == 0:
+            loss_, named, empty = torch.tensor(seen[-report:]).mean(0).tolist()
+            passed = time.perf_counter() - start
+            print(f"step {step + 1}: loss {loss_:.2f}, cells of digits named {named:.0%}, of ground {empty:.0%}, {passed:.0f} s", flush=True)
     return image.eval(), text.eval()
 
 
@@ -196,13 +194,13 @@ def main() -> None:
     """Trains, fits the axes, and writes the weights in half precision."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--output", type=Path, default=WEIGHTS)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of steps")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    store(*train(args.scale, args.seed), args.output)
+    store(*train(args.steps, args.seed), args.output)
 
 
 def store(image: ImageTower, text: TextTower, path: Path) -> None:
