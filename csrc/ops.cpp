@@ -62,14 +62,16 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
   m.def("saliency_backward(Tensor grad, Tensor image, bool[2] mask, Tensor? previous=None) -> (Tensor, Tensor)", compliant);
 
-  // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]
+  // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]; given:
+  // planes [B, n, h, w] of the channels given_channels (n of them in turn), h <= H, w <= W, enlarged bilinearly, which replace
+  // the formula
   m.def(
-      "build_channels(Tensor image, int[] channels, int levels, ScalarType? dtype=None, Tensor? previous=None, "
-      "Tensor? fixation=None) -> Tensor",
+      "build_channels(Tensor image, int[] channels, int levels, Tensor[] given, int[] given_channels, ScalarType? dtype=None, "
+      "Tensor? previous=None, Tensor? fixation=None) -> Tensor",
       compliant);
   m.def(
-      "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, bool[3] mask, "
-      "Tensor? previous=None, Tensor? fixation=None) -> (Tensor, Tensor, Tensor)",
+      "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, Tensor[] given, "
+      "int[] given_channels, bool[] mask, Tensor? previous=None, Tensor? fixation=None) -> Tensor[]",
       compliant);
 
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
