@@ -12,6 +12,7 @@ from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.cascade import Selection, compact, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
 from texvlm.distance import distance_transform
+from texvlm.embedding import PCA, ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.hardware import empty_texture_cache, sample_grad_hardware, sample_lod_hardware, texture_cache_stats
@@ -30,7 +31,12 @@ cmake_prefix_path = str(_Path(__file__).parent / "cmake")
 __all__ = [
     "CHANNELS",
     "MINIMAL",
+    "PCA",
     "Channel",
+    "ClipEmbedding",
+    "DigitsEmbedding",
+    "Embedding",
+    "EmbeddingProvider",
     "FoveaLayout",
     "FoveatedTokens",
     "Selection",
@@ -41,6 +47,7 @@ __all__ = [
     "cmake_prefix_path",
     "compact",
     "distance_transform",
+    "embedding_planes",
     "empty_cache",
     "empty_texture_cache",
     "extract_patches",
@@ -48,6 +55,7 @@ __all__ = [
     "laplacian_pyramid",
     "laplacian_reconstruct",
     "level_count",
+    "relevance",
     "saliency",
     "sample_foveated",
     "sample_grad",

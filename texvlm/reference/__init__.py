@@ -8,6 +8,7 @@ float32 and rounded where they are stored.
 from .cascade import Selection, compact, score_cells, select, select_topk
 from .channels import build_channels
 from .distance import distance_transform
+from .embedding import principal_axes, project, relevance
 from .footprint import sample_grad
 from .fovea import fovea_tokens
 from .gl import generate_mipmaps_gl
@@ -31,6 +32,9 @@ __all__ = [
     "laplacian_reconstruct",
     "level_count",
     "level_table",
+    "principal_axes",
+    "project",
+    "relevance",
     "saliency",
     "sample_grad",
     "sample_grad_hardware",
