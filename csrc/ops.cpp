@@ -62,6 +62,10 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
   m.def("saliency_backward(Tensor grad, Tensor image, bool[2] mask, Tensor? previous=None) -> (Tensor, Tensor)", compliant);
 
+  // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
+  // current picture shows what the previous one does not, bool [B, H, W]; nodes every `stride` pixels of level `finest`
+  m.def("optical_flow(Tensor previous, Tensor current, int finest=1, int stride=4) -> (Tensor, Tensor)", compliant);
+
   // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]
   m.def(
       "build_channels(Tensor image, int[] channels, int levels, ScalarType? dtype=None, Tensor? previous=None, "

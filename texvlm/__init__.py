@@ -9,6 +9,7 @@ from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.cascade import Selection, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
 from texvlm.distance import distance_transform
+from texvlm.flow import optical_flow
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
@@ -39,6 +40,7 @@ __all__ = [
     "laplacian_reconstruct",
     "level_count",
     "saliency",
+    "optical_flow",
     "sample_foveated",
     "sample_grad",
     "sample_lod",
