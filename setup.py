@@ -1,4 +1,5 @@
-"""Builds texvlm._C: one extension of C++ and, wherever nvcc is found, CUDA sources.
+"""Builds texvlm/libtexvlm.so, all ops in C++ and, wherever nvcc is found, CUDA, for Python and C++ programs alike; and texvlm._C,
+which loads it and binds what is not an op.
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
 TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; MAX_JOBS limits the compiler processes.
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import find_packages, setup
 
 try:
@@ -64,8 +66,12 @@ def cuda_archs() -> list[str]:
     return ["75", "80", "86", "89", "90", "100", "120"]
 
 
-def extension() -> object:
-    sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp"))
+LIBRARY = "texvlm.libtexvlm"
+
+
+def extensions() -> list[setuptools.Extension]:
+    binding = "csrc/bind.cpp"
+    sources = sorted({str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp")} - {binding})
     headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
@@ -115,32 +121,35 @@ def extension() -> object:
                 "library_dirs": [str(home / d) for d in ("lib64", "targets/x86_64-linux/lib") if (home / d).exists()],
                 "include_dirs": [str(home / "include")],
             }
-    return make(
-        "texvlm._C",
-        sources,
-        define_macros=define,
-        extra_compile_args=compile_args,
-        extra_link_args=link,
-        depends=headers,
-        **kwargs,
-    )
+    common = {"define_macros": define, "extra_compile_args": compile_args, "depends": headers, **kwargs}
+    library = make(LIBRARY, sources, extra_link_args=[*link, "-Wl,-soname,libtexvlm.so"], **common)
+    library.libraries.remove("torch_python")  # programs without Python load it too
+    module = make("texvlm._C", [binding], extra_link_args=[*link, "-Wl,-rpath,$ORIGIN"], **common)
+    module.libraries.append("texvlm")
+    return [library, module]
 
 
 class Build(cpp_extension.BuildExtension):
     """torch's builder, with as many jobs as cores and memory allow (a translation unit takes up to 1.5 GB)."""
+
+    def get_ext_filename(self, ext_name: str) -> str:
+        """The library has a plain name: what it holds does not depend on the version of Python."""
+        path = super().get_ext_filename(ext_name)
+        return os.path.join(os.path.dirname(path)) if ext_name.endswith("libtexvlm") else path
 
     def build_extensions(self) -> None:
         """Builds with MAX_JOBS set."""
         if "MAX_JOBS" not in os.environ:
             pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
             os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))
+        self.extensions[1].library_dirs.append(os.path.join(self.build_lib, "texvlm"))
         super().build_extensions()
 
 
 setup(
     packages=find_packages(include=["texvlm", "texvlm.*"]),
-    package_data={"texvlm": ["py.typed"]},
-    ext_modules=[extension()],
+    package_data={"texvlm": ["py.typed", "libtexvlm.so", "include/texvlm/*.h", "cmake/*.cmake"]},
+    ext_modules=extensions(),
     cmdclass={"build_ext": Build},
     zip_safe=False,
 )

@@ -4,6 +4,8 @@ The way of the data: image -> channels -> pyramid -> sample -> fovea -> cascade.
 torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 """
 
+from pathlib import Path as _Path
+
 from texvlm import _ext as _ext
 from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.cascade import Selection, select, topk
@@ -21,6 +23,9 @@ from texvlm.texture import Texture
 
 __version__ = "0.1.0"
 
+cmake_prefix_path = str(_Path(__file__).parent / "cmake")
+"""Where CMake finds texvlm: C++ programs say find_package(texvlm) and link to texvlm::texvlm (texvlm/include/texvlm/ops.h)."""
+
 __all__ = [
     "CHANNELS",
     "MINIMAL",
@@ -32,6 +37,7 @@ __all__ = [
     "build_channels",
     "build_info",
     "cached_bytes",
+    "cmake_prefix_path",
     "distance_transform",
     "empty_cache",
     "extract_patches",
