@@ -2,6 +2,7 @@
 #include "math/flow.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "autograd.h"
 #include "launch.h"
@@ -12,8 +13,17 @@
 namespace texvlm {
 namespace {
 
-constexpr int64_t kCoarsestSide = 32;  // the longer side of the coarsest level is at least this, four patches,
-constexpr int kSmoothSteps = 6;
+// How a level is searched. Coarse levels have few pixels and decide where the others look: there, nodes are dense and are searched
+// again from what their neighbours found, so that a good match spreads.
+struct FlowPass {
+  int64_t stride;  // pixels between nodes
+  int searches, steps;
+  float smoothness, softness;  // see FlowSmooth
+};
+constexpr FlowPass kFinestPass{4, 1, 11, 70.f, 0.2f}, kSecondPass{4, 1, 6, 126.f, 0.5f}, kCoarsePass{2, 3, 6, 45.f, 1.f};
+
+constexpr int64_t kCoarsestSide = 24;   // the longer side of the coarsest level is at least this: three patches
+constexpr int64_t kFullSize = 1024;     // pictures up to this long are searched down to their own pixels, larger ones to level 1
 
 // Levels that the search uses, the finest first.
 struct FlowLevels {
@@ -21,10 +31,11 @@ struct FlowLevels {
   int finest;
 };
 
-FlowLevels flow_levels(int64_t height, int64_t width, int64_t finest) {
+FlowLevels flow_levels(int64_t height, int64_t width, std::optional<int64_t> finest) {
+  const int64_t longer = std::max(height, width), shorter = std::min(height, width);
   int count = 1;
-  while ((std::max(height, width) >> count) >= kCoarsestSide * 3 / 4 && (std::min(height, width) >> count) >= kPatch) ++count;
-  return {make_levels(height, width, count), static_cast<int>(std::min<int64_t>(finest, count - 1))};
+  while ((longer >> count) >= kCoarsestSide && (shorter >> count) >= kPatch) ++count;
+  return {make_levels(height, width, count), static_cast<int>(std::min<int64_t>(finest.value_or(longer > kFullSize), count - 1))};
 }
 
 FlowGrid grid_of(const Tensor& planes) {  // [5, 2 B, rows, columns]
@@ -32,7 +43,7 @@ FlowGrid grid_of(const Tensor& planes) {  // [5, 2 B, rows, columns]
   return {plane(0), plane(1), plane(2), plane(3), plane(4), static_cast<int>(planes.size(2)), static_cast<int>(planes.size(3))};
 }
 
-std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current, int64_t finest, int64_t stride) {
+std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current, std::optional<int64_t> finest) {
   const char* op = "optical_flow";
   check_picture(op, "current", current);
   check_picture(op, "previous", previous);
@@ -40,8 +51,7 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
                shape_of(previous));
   check_dtype(op, "previous", previous, current.scalar_type(), " (as current)");
   check_same_device(op, "previous", previous, current);
-  TEXVLM_CHECK(finest >= 0 && finest < kMaxLevels, op, "finest", "a level, from 0 on", finest);
-  TEXVLM_CHECK(stride >= 1 && stride <= kPatch, op, "stride", "from 1 to 8, the side of a patch", stride);
+  TEXVLM_CHECK(finest.value_or(0) >= 0, op, "finest", "a level, 0 or more", *finest);
   const int64_t batch = current.size(0), height = current.size(2), width = current.size(3);
   const c10::Device device = current.device();
   Tensor flow = new_tensor({batch, 2, height, width}, at::kFloat, device),
@@ -62,37 +72,43 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
   build_mipmaps(data, levels.table, check_reducers(op, {"mean"}, 1));
 
   const auto luma = texture_view<const float>(data, levels.table);
-  Tensor planes, smooth;  // of the coarser level, then of this one
+  const auto over = [](int64_t a, int64_t b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); };
+  Tensor planes, smooth;  // what `grid` views, of the level before
   FlowGrid grid{};
+  int64_t stride = 0;  // of `grid`
   for (int level = levels.table.count - 1; level >= levels.finest; --level) {
+    const int above = level - levels.finest;
+    const FlowPass& pass = above == 0 ? kFinestPass : above == 1 ? kSecondPass : kCoarsePass;
     const int64_t h = levels.table.height[level], w = levels.table.width[level];
-    const int64_t rows = (h + stride - 1) / stride, columns = (w + stride - 1) / stride;
+    const int64_t rows = (h + pass.stride - 1) / pass.stride, columns = (w + pass.stride - 1) / pass.stride;
     const Tensor found = new_tensor({5, 2 * batch, rows, columns}, at::kFloat, device);
     const FlowGrid out = grid_of(found);
-    const auto over = [](int64_t a, int64_t b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); };
-    FlowSearch<float, 0> search{luma, level, static_cast<int>(stride), batch, out, grid, 0.f, 0.f, 1.f, 1.f};
+    FlowSearch<float, 0> search{luma, level, static_cast<int>(pass.stride), batch, out, grid, 0.f, 0.f, 1.f, 1.f};
     if (grid.u) {
       const int64_t ch = levels.table.height[level + 1], cw = levels.table.width[level + 1];
       search.scale_y = over(h, ch), search.scale_x = over(w, cw);
       search.coarse_y = over(ch, h * stride * grid.rows), search.coarse_x = over(cw, w * stride * grid.columns);
     }
-    for_each_item<true>(device, 2 * batch, rows * columns, 1024, search);
-
-    const Tensor turns = new_tensor({2, 2, 2 * batch, rows, columns}, at::kFloat, device);  // the steps alternate
-    const float *u = out.u, *v = out.v;
-    for (int step = 0; step < kSmoothSteps; ++step) {
-      float* const to_u = pointer<float>(turns) + step % 2 * turns.stride(0);
-      float* const to_v = to_u + turns.stride(1);
-      for_each_pixel<FlowSmooth, float>(device, {2 * batch, 0, rows, 0, columns}, Work{1, 16}, out, u, v, to_u, to_v,
-                                        kSmoothness, kSoftness);
-      u = to_u, v = to_v;
+    for (int turn = 0; turn < pass.searches; ++turn) {
+      for_each_item<true>(device, 2 * batch, rows * columns, kPatch * kPatch * 16, search);
+      const Tensor turns = new_tensor({2, 2, 2 * batch, rows, columns}, at::kFloat, device);  // the steps alternate
+      const float *u = out.u, *v = out.v;
+      for (int step = 0; step < pass.steps; ++step) {
+        float* const to_u = pointer<float>(turns) + step % 2 * turns.stride(0);
+        float* const to_v = to_u + turns.stride(1);
+        for_each_pixel<FlowSmooth, float>(device, {2 * batch, 0, rows, 0, columns}, Work{1, 16}, out, u, v, to_u, to_v,
+                                          pass.smoothness, pass.softness);
+        u = to_u, v = to_v;
+      }
+      smooth = turns;
+      search.coarse = out;
+      search.coarse.u = const_cast<float*>(u), search.coarse.v = const_cast<float*>(v);
+      search.coarse_y = over(1, rows * pass.stride), search.coarse_x = over(1, columns * pass.stride);
+      search.scale_y = search.scale_x = 1.f;
     }
-    planes = found, smooth = turns;
-    grid = out;
-    grid.u = const_cast<float*>(u), grid.v = const_cast<float*>(v);
+    planes = found, grid = search.coarse, stride = pass.stride;
   }
 
-  const auto over = [](int64_t a, int64_t b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); };
   const int64_t h = levels.table.height[levels.finest], w = levels.table.width[levels.finest];
   const float scale_y = over(height, h), scale_x = over(width, w);
   const float grid_y = over(h, height * stride * grid.rows), grid_x = over(w, width * stride * grid.columns);

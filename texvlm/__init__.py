@@ -14,12 +14,14 @@ from texvlm.distance import distance_transform
 from texvlm.flow import optical_flow
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
+from texvlm.history import attention_map, fixation_history, gaussian_splat, gaze_history
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
 from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
 from texvlm.texture import Texture
+from texvlm.warp import motion, warp
 
 __version__ = "0.1.0"
 
@@ -34,6 +36,7 @@ __all__ = [
     "FoveatedTokens",
     "Selection",
     "Texture",
+    "attention_map",
     "build_channels",
     "build_info",
     "cached_bytes",
@@ -41,16 +44,21 @@ __all__ = [
     "distance_transform",
     "empty_cache",
     "extract_patches",
+    "fixation_history",
+    "gaussian_splat",
+    "gaze_history",
     "generate_mipmaps",
     "laplacian_pyramid",
     "laplacian_reconstruct",
     "level_count",
-    "saliency",
+    "motion",
     "optical_flow",
+    "saliency",
     "sample_foveated",
     "sample_grad",
     "sample_lod",
     "select",
     "topk",
     "update_mipmaps",
+    "warp",
 ]

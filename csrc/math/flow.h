@@ -21,9 +21,7 @@ constexpr int kMostSteps = 8;                   // Gauss-Newton steps of a patch
 constexpr float kStillStep = 0.05f;             // a step shorter than this (pixels) ends the search
 constexpr float kSearchRadius = 8.f;            // how far a patch may go from where it began, in pixels of its level
 constexpr float kNoise = 4e-5f;                 // variance of luma that is not motion: (1.6 / 255)^2
-constexpr float kLeastCurvature = 64 * 1e-5f;   // added to the normal matrix: texture below the noise does not move a patch
-constexpr float kSmoothness = 400.f, kSoftness = 1.f;  // of the nodes, see FlowSmooth
-constexpr float kBorderPull = 1.f;
+constexpr float kLeastCurvature = 64 * 4e-6f;   // added to the normal matrix: texture below the noise does not move a patch
 constexpr float kApart = 0.35f;                 // a coarse node's flow is a candidate of its own when it differs by this much
 
 constexpr float kOcclusionShare = 0.01f, kOcclusionFloor = 0.5f;  // |f + b|^2 > share (|f|^2 + |b|^2) + floor, as in UnFlow
@@ -257,20 +255,17 @@ struct FlowSmooth {
   float *to_u, *to_v;
   float smoothness, softness;
 
-  // How hard a neighbour at distance `step` in the planes pulls, `opposite` being the other one along its axis (0: does not exist).
-  TEXVLM_HD static float share(int64_t step, int64_t opposite) { return step == 0 ? 0.f : opposite == 0 ? kBorderPull : 1.f; }
+  // A neighbour that does not exist (distance 0) pulls with no effect but to hold the node where it is.
   TEXVLM_HD float pull(float du, float dv) const { return smoothness / std::sqrt(du * du + dv * dv + softness * softness); }
 
+  // The node at `at`, its neighbours at these distances in the planes.
   TEXVLM_HD void solve(int64_t at, int64_t up, int64_t down, int64_t left, int64_t right) const {
     const float u = from_u[at], v = from_v[at];
-    const int64_t n[4] = {at - up, at + down, at - left, at + right};
-    const float wu = share(up, down) * pull(from_u[n[0]] - u, from_v[n[0]] - v),
-                wd = share(down, up) * pull(from_u[n[1]] - u, from_v[n[1]] - v),
-                wl = share(left, right) * pull(from_u[n[2]] - u, from_v[n[2]] - v),
-                wr = share(right, left) * pull(from_u[n[3]] - u, from_v[n[3]] - v);
+    const float uu = from_u[at - up], vu = from_v[at - up], ud = from_u[at + down], vd = from_v[at + down];
+    const float ul = from_u[at - left], vl = from_v[at - left], ur = from_u[at + right], vr = from_v[at + right];
+    const float wu = pull(uu - u, vu - v), wd = pull(ud - u, vd - v), wl = pull(ul - u, vl - v), wr = pull(ur - u, vr - v);
     const float w = (wu + wd) + (wl + wr);
-    const float su = (wu * from_u[n[0]] + wd * from_u[n[1]]) + (wl * from_u[n[2]] + wr * from_u[n[3]]);
-    const float sv = (wu * from_v[n[0]] + wd * from_v[n[1]]) + (wl * from_v[n[2]] + wr * from_v[n[3]]);
+    const float su = (wu * uu + wd * ud) + (wl * ul + wr * ur), sv = (wu * vu + wd * vd) + (wl * vl + wr * vr);
     const float pxx = found.xx[at], pxy = found.xy[at], pyy = found.yy[at], fu = found.u[at], fv = found.v[at];
     const float bx = pxx * fu + pxy * fv + su, by = pxy * fu + pyy * fv + sv;
     const float xx = pxx + w, yy = pyy + w, scale = 1.f / (xx * yy - pxy * pxy);
@@ -287,7 +282,7 @@ struct FlowSmooth {
     const Inside in = inside(x0, x1, 1, n);
     for (int64_t x = x0; x < in.begin; ++x) (*this)(d, y, x, 0, 1);
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC ivdep
+#pragma GCC ivdep  // no plane that is written is read
 #endif
     for (int64_t x = in.begin; x < in.end; ++x) solve(first + x, up, down, 1, 1);
     for (int64_t x = in.end; x < x1; ++x) (*this)(d, y, x, 0, 1);
