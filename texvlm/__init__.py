@@ -21,7 +21,7 @@ from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
 from texvlm.texture import Texture
-from texvlm.warp import motion, warp
+from texvlm.warping import motion, warp
 
 __version__ = "0.1.0"
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, ops
-from texvlm.warp import warp
+from texvlm.warping import warp
 
 FIXATION_SIGMA = 0.05
 """Of a fixation's Gaussian, over the picture's longer side: the fovea's 2 degrees in a picture of 40."""

@@ -8,25 +8,32 @@ float32 and rounded where they are stored.
 from .cascade import Selection, score_cells, select, select_topk
 from .channels import build_channels
 from .distance import distance_transform
+from .flow import optical_flow
 from .footprint import sample_grad
 from .fovea import fovea_tokens
+from .history import enlarge, gaussian_splat
 from .laplacian import laplacian_decompose, laplacian_reconstruct
 from .patches import extract_patches
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
 from .salience import saliency
 from .sample import sample_lod
+from .warping import motion, warp
 
 __all__ = [
     "Selection",
     "build_channels",
     "distance_transform",
+    "enlarge",
     "extract_patches",
     "fovea_tokens",
+    "gaussian_splat",
     "generate_mipmaps",
     "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",
     "level_table",
+    "motion",
+    "optical_flow",
     "saliency",
     "sample_grad",
     "sample_lod",
@@ -35,4 +42,5 @@ __all__ = [
     "select_topk",
     "texel_count",
     "update_mipmaps",
+    "warp",
 ]

@@ -1,4 +1,4 @@
-#include "../math/warp.h"
+#include "../math/warping.h"
 
 #include "launch.cuh"
 

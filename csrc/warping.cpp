@@ -1,5 +1,5 @@
-// Host code of the stem `warp`: planes moved by optical flow, and motion that flow does not explain.
-#include "math/warp.h"
+// Host code of the stem `warping`: planes moved by optical flow, and motion that flow does not explain.
+#include "math/warping.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/zeros_like.h>

@@ -1,4 +1,4 @@
-"""Stem `warp`: planes moved by optical flow, and motion that flow does not explain."""
+"""Stem `warping`: planes moved by optical flow, and motion that flow does not explain."""
 
 from __future__ import annotations
 
