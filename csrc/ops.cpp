@@ -74,6 +74,35 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
   m.def("saliency_backward(Tensor grad, Tensor image, bool[2] mask, Tensor? previous=None) -> (Tensor, Tensor)", compliant);
 
+  // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
+  // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`
+  m.def("optical_flow(Tensor previous, Tensor current, int? finest=None) -> (Tensor, Tensor)", compliant);
+
+  // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W]
+  m.def("warp(Tensor planes, Tensor flow, float fill=0., Tensor? occlusion=None) -> Tensor", compliant);
+  m.def("warp_backward(Tensor grad, Tensor planes, Tensor flow, bool[2] mask, Tensor? occlusion=None) -> (Tensor, Tensor)",
+        compliant);
+  // image, previous [B, 3, H, W] -> |luma - luma of previous, moved by flow| [B, H, W]; not moved where occluded
+  m.def("motion(Tensor image, Tensor previous, Tensor? flow=None, Tensor? occlusion=None) -> Tensor", compliant);
+  m.def(
+      "motion_backward(Tensor grad, Tensor image, Tensor previous, bool[3] mask, Tensor? flow=None, Tensor? occlusion=None) "
+      "-> (Tensor, Tensor, Tensor)",
+      compliant);
+
+  // history: points [B, P, 2] uv, weights [B, P], sigma of the longer side, base [B, H, W]
+  //   -> min(1, keep base + sum of weighted Gaussians) [B, H, W]
+  m.def(
+      "gaussian_splat(Tensor points, Tensor weights, float sigma, SymInt height, SymInt width, float keep=1., "
+      "Tensor? base=None) -> Tensor",
+      compliant);
+  m.def(
+      "gaussian_splat_backward(Tensor grad, Tensor out, Tensor points, Tensor weights, float sigma, float keep, bool[3] mask) "
+      "-> (Tensor, Tensor, Tensor)",
+      compliant);
+  // planes [B, h, w], read bilinearly at the pixels of height x width -> [B, H, W]
+  m.def("enlarge(Tensor planes, SymInt height, SymInt width) -> Tensor", compliant);
+  m.def("enlarge_backward(Tensor grad, SymInt height, SymInt width) -> Tensor", compliant);
+
   // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]; given:
   // planes [B, n, h, w] of the channels given_channels (n of them in turn), h <= H, w <= W, enlarged bilinearly, which replace
   // the formula

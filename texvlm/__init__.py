@@ -13,15 +13,18 @@ from texvlm.cascade import Selection, compact, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
 from texvlm.distance import distance_transform
 from texvlm.embedding import PCA, ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
+from texvlm.flow import optical_flow
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.hardware import empty_texture_cache, sample_grad_hardware, sample_lod_hardware, texture_cache_stats
+from texvlm.history import attention_map, fixation_history, gaussian_splat, gaze_history
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
 from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
 from texvlm.texture import Texture
+from texvlm.warping import motion, warp
 
 __version__ = "0.1.0"
 
@@ -41,6 +44,7 @@ __all__ = [
     "FoveatedTokens",
     "Selection",
     "Texture",
+    "attention_map",
     "build_channels",
     "build_info",
     "cached_bytes",
@@ -51,10 +55,15 @@ __all__ = [
     "empty_cache",
     "empty_texture_cache",
     "extract_patches",
+    "fixation_history",
+    "gaussian_splat",
+    "gaze_history",
     "generate_mipmaps",
     "laplacian_pyramid",
     "laplacian_reconstruct",
     "level_count",
+    "motion",
+    "optical_flow",
     "relevance",
     "saliency",
     "sample_foveated",
@@ -66,4 +75,5 @@ __all__ = [
     "texture_cache_stats",
     "topk",
     "update_mipmaps",
+    "warp",
 ]
