@@ -16,6 +16,7 @@ from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
+from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.texture import Texture
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "FoveatedTokens",
     "Selection",
     "Texture",
+    "boundaries",
     "build_channels",
     "build_info",
     "cached_bytes",
@@ -43,6 +45,8 @@ __all__ = [
     "sample_grad",
     "sample_lod",
     "select",
+    "superpixel_channels",
+    "superpixels",
     "topk",
     "update_mipmaps",
 ]
