@@ -91,7 +91,8 @@ Tensor distance_plane(const Picture& picture) {
   const c10::Device device = picture.edge.device();
   const Tensor threshold = edge_threshold(picture.edge);
   Tensor out = new_tensor({batch, height, width}, picture.edge.scalar_type(), device);
-  run_distance(device, batch, height, width, AboveMask<A>{pointer<const A>(picture.edge), pointer<const double>(threshold), height, width},
+  run_distance(device, batch, height, width,
+               AboveMask<A>{pointer<const A>(picture.edge), pointer<const double>(threshold), height, width},
                DiagonalSink<A>{pointer<A>(out), height, width});
   return out;
 }

@@ -44,19 +44,15 @@ struct Regions {
   int64_t height, width, count;
 };
 
-// `sweeps` times all four quarters of the pixels; `before` runs before each.
-template <class Lab, class Before>
-void move_borders(const Lab& lab, const Regions& r, int sweeps, int64_t cost, const Cells& cells, int64_t place, int64_t border,
-                  const Before& before) {
-  for (int sweep = 0; sweep < sweeps; ++sweep) {
-    before();
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const int odd_y = quarter / 2, odd_x = quarter % 2;
-      const Rect half{r.labels.size(0), 0, (r.height - odd_y + 1) / 2, 0, (r.width - odd_x + 1) / 2};
-      for_each_pixel<MoveBorders<Lab>::template For, int32_t>(r.labels.device(), half, Work{1, cost}, lab,
-                                                              pointer<int32_t>(r.labels), pointer<const int64_t>(r.model),
-                                                              r.height, r.width, r.count, odd_y, odd_x, cells, place, border);
-    }
+// All four quarters of the pixels, one after another; each pixel stands for about `cost` values.
+template <class Lab>
+void move_borders(const Lab& lab, const Regions& r, int64_t cost, const Cells& cells, const Tensor& weights) {
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    const int odd_y = quarter / 2, odd_x = quarter % 2;
+    const Rect half{r.labels.size(0), 0, (r.height - odd_y + 1) / 2, 0, (r.width - odd_x + 1) / 2};
+    for_each_pixel<MoveBorders<Lab>::template For, int32_t>(
+        r.labels.device(), half, Work{1, cost}, lab, pointer<int32_t>(r.labels), pointer<const int64_t>(r.model), r.height,
+        r.width, r.count, odd_y, odd_x, cells, pointer<const Weights>(weights));
   }
 }
 
@@ -73,7 +69,7 @@ Tensor finer(const Regions& from, const Tensor& lut, int64_t height, int64_t wid
 
 // Merges the regions of the cells to `wanted`: the table from cells to regions, and the regions' means.
 std::tuple<Tensor, Tensor> merge(const Plan& plan, const Tensor& labels, const Tensor& sums, const Tensor& model,
-                                 int64_t wanted) {
+                                 const Tensor& weights, int64_t wanted) {
   const c10::Device device = labels.device();
   const Cells& cells = plan.cells;
   const int64_t batch = labels.size(0), count = cells.count();
@@ -90,10 +86,10 @@ std::tuple<Tensor, Tensor> merge(const Plan& plan, const Tensor& labels, const T
                                    pointer<int32_t>(lut),
                                    pointer<int32_t>(ends),
                                    pointer<int64_t>(costs),
+                                   pointer<const Weights>(weights),
                                    count,
                                    cells.columns,
-                                   wanted,
-                                   place_weight(cells, kMergeCompactness, wanted)};
+                                   wanted};
   if (on_cuda(device)) {
     const c10::DeviceGuard guard(device);
     cuda::merge_regions(f, batch, current_stream(device));
@@ -115,8 +111,8 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   for_each_item<LabTable, int32_t>(device, 1, LabTable<int32_t, 0>::kSize, 64, pointer<int32_t>(table));
   PictureLab<S> picture{image_view<const S>(image), pointer<const int32_t>(table), height, width, plan.level};
 
-  Regions r{new_tensor({batch, cells.height, cells.width}, at::kInt, device), new_tensor({batch, count, kModel}, at::kLong, device),
-            cells.height, cells.width, count};
+  Regions r{new_tensor({batch, cells.height, cells.width}, at::kInt, device),
+            new_tensor({batch, count, kModel}, at::kLong, device), cells.height, cells.width, count};
   const Rect all{batch, 0, cells.height, 0, cells.width};
   const Tensor planes = new_tensor({batch, 3, cells.height, cells.width}, at::kInt, device);
   for_each_pixel<LabPlanes<S>::template For, int32_t>(device, all, Work{1, int64_t{4} << (2 * plan.level)}, picture,
@@ -127,16 +123,20 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
     for_each_item<RegionModel, int32_t>(device, batch, count, 9 * pixels / count, cells, pointer<const int32_t>(r.labels),
                                         pointer<const int32_t>(planes), pointer<int64_t>(sums), pointer<int64_t>(r.model));
   };
-  const PlaneLab coarse{pointer<const int32_t>(planes), cells.height, cells.width};
-  move_borders(coarse, r, kCoarseSweeps, 16, cells, place_weight(cells, kCompactness, count), 0, measure);
-
+  measure();
+  const Tensor weights = new_tensor({batch, 3}, at::kLong, device);
+  const Weights usual{place_weight(cells, kCompactness, count), place_weight(cells, kMergeCompactness, wanted),
+                      kBorderCost * kLabUnits * kLabUnits};
+  for_each_item<PictureWeights, int64_t>(device, batch, int64_t{1}, 6 * count, cells, pointer<const int64_t>(r.model), usual,
+                                         pointer<Weights>(weights));
+  for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {
+    move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 16, cells, weights);
+    measure();
+  }
   Tensor lut;
   if (count > wanted) {
-    measure();
-    std::tie(lut, r.model) = merge(plan, r.labels, sums, r.model, wanted);
+    std::tie(lut, r.model) = merge(plan, r.labels, sums, r.model, weights, wanted);
     r.count = wanted;
-  } else {
-    measure();
   }
   for (int level = std::max(plan.level - 1, 0); level >= 0; --level) {
     const int64_t h = std::max<int64_t>(1, height >> level), w = std::max<int64_t>(1, width >> level);
@@ -144,7 +144,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
     r.height = h, r.width = w;
     lut = Tensor();
     picture.level = level;
-    move_borders(picture, r, kFineSweeps, 4, Cells{}, 0, kBorderCost * kLabUnits * kLabUnits, [] {});
+    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 4, Cells{}, weights);
   }
   return r.labels;
 }
@@ -212,8 +212,9 @@ Tensor boundaries(const Tensor& image, const Tensor& labels) {
 
 Tensor superpixel_labels(const Tensor& image, int64_t& wanted) {
   wanted = std::min(wanted, image.size(2) * image.size(3));
+  const Tensor picture = readable(image);
   Tensor labels;
-  dispatch_picture(readable(image), [&](auto tag) { labels = labels_of<typename decltype(tag)::type>(readable(image), wanted); });
+  dispatch_picture(picture, [&](auto tag) { labels = labels_of<typename decltype(tag)::type>(picture, wanted); });
   return labels;
 }
 

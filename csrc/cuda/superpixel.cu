@@ -71,11 +71,12 @@ void merge_regions(const MergeRegions<int32_t, 0>& merge, int64_t batch, void* s
 TEXVLM_QUERIES(LabTable<int32_t, 0>);
 TEXVLM_TEXELS(StartCells<int32_t, 0>);
 TEXVLM_QUERIES(RegionModel<int32_t, 0>);
+TEXVLM_QUERIES(PictureWeights<int64_t, 0>);
 TEXVLM_QUERIES(TouchingRegions<int32_t, 0>);
 TEXVLM_TEXELS(FinerLabels<int32_t, 0>);
 TEXVLM_TEXELS(MoveBorders<PlaneLab>::For<int32_t, 0>);
-#define TEXVLM_PICTURE_LAB(S)                                 \
-  TEXVLM_TEXELS(LabPlanes<S>::For<int32_t, 0>);               \
+#define TEXVLM_PICTURE_LAB(S)                   \
+  TEXVLM_TEXELS(LabPlanes<S>::For<int32_t, 0>); \
   TEXVLM_TEXELS(MoveBorders<PictureLab<S>>::For<int32_t, 0>)
 TEXVLM_PICTURE_LAB(uint8_t);
 TEXVLM_PICTURE_LAB(float);

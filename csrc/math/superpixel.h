@@ -14,18 +14,20 @@
 
 namespace texvlm {
 
-constexpr int kColourSteps = 1023;             // of a quantised sRGB value
+constexpr int kColourSteps = 1023;  // of a quantised sRGB value
 constexpr int kLinearMax = 65535, kCurveSteps = 4095, kCurveOne = 16384;
-constexpr int kLabUnits = 16, kLabBias = 2048;  // Lab in 1/16; a and b with an offset, so that nothing is negative
-constexpr int kPlaceUnits = 8;                  // places of a region in 1/8 pixel of the coarse level
+constexpr int kLabUnits = 16, kLabBias = 2048;    // Lab in 1/16; a and b with an offset, so that nothing is negative
+constexpr int kPlaceUnits = 8;                    // places of a region in 1/8 pixel of the coarse level
 constexpr int kCellsEach = 8, kMostCells = 2048;  // cells per superpixel before merging, unless that makes more than kMostCells
-constexpr int kPixelsEach = 160;    // the coarse level is the last one with so many pixels per superpixel
+constexpr int kPixelsEach = 160;                  // the coarse level is the last one with so many pixels per superpixel
 constexpr int kCoarseSweeps = 6, kFineSweeps = 2;
-constexpr int kCompactness = 10;       // SLIC's m: this much Lab distance weighs as much as one cell's side
-constexpr int kMergeCompactness = 6;   // the same in Ward's criterion, per side of a superpixel
-constexpr int kBorderCost = 15;        // squared Lab distance that a pixel accepts for one neighbour less across the border
-constexpr int kModel = 6;              // of a region: L, a, b, y, x, pixels (sums, or rounded means)
-constexpr int kNeighbours = 24;        // cells that follow a cell and whose regions can touch its region
+constexpr int kCompactness = 10;      // SLIC's m: this much Lab distance weighs as much as one cell's side
+constexpr int kMergeCompactness = 6;  // the same in Ward's criterion, per side of a superpixel
+constexpr int kBorderCost = 15;       // squared Lab distance that a pixel accepts for one neighbour less across the border
+constexpr int kUsualContrast = 150;   // mean squared Lab distance of neighbouring cells for which these three are as they are
+constexpr int kMostScale = 16;        // how far they follow the contrast of a picture (down to 1 / 256)
+constexpr int kModel = 6;             // of a region: L, a, b, y, x, pixels (sums, or rounded means)
+constexpr int kNeighbours = 24;       // cells that follow a cell and whose regions can touch its region
 
 // ---- integer Lab ----
 
@@ -186,8 +188,8 @@ struct StartCells {
   Cells cells;
   T* labels;
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    labels[(b * cells.height + y) * cells.width + x] = static_cast<T>(
-        Cells::of(y, cells.height, cells.rows) * cells.columns + Cells::of(x, cells.width, cells.columns));
+    labels[(b * cells.height + y) * cells.width + x] =
+        static_cast<T>(Cells::of(y, cells.height, cells.rows) * cells.columns + Cells::of(x, cells.width, cells.columns));
   }
 };
 
@@ -238,6 +240,38 @@ struct RegionModel {
   }
 };
 
+// What colours are weighed against, by the contrast of the picture, so that dim pictures have regions too.
+struct Weights {
+  int64_t place;   // of squared distances in 1 / kPlaceUnits pixel, over 65536, in k-means
+  int64_t merge;   // the same in Ward's criterion
+  int64_t border;  // cost of a neighbour that has another label
+};
+
+// Item 0: of each picture, from the means of its cells.
+template <class T, int C>
+struct PictureWeights {
+  Cells cells;
+  const T* model;
+  Weights usual;
+  Weights* out;  // [B]
+
+  TEXVLM_HD int64_t squares(const T* p, const T* q) const {
+    return (p[0] - q[0]) * (p[0] - q[0]) + (p[1] - q[1]) * (p[1] - q[1]) + (p[2] - q[2]) * (p[2] - q[2]);
+  }
+  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
+    int64_t sum = 0;
+    for (int64_t r = 0; r < cells.rows; ++r)
+      for (int64_t c = 0; c < cells.columns; ++c) {
+        const T* p = model + (b * cells.count() + r * cells.columns + c) * kModel;
+        if (c + 1 < cells.columns) sum += squares(p, p + kModel);
+        if (r + 1 < cells.rows) sum += squares(p, p + cells.columns * kModel);
+      }
+    const int64_t pairs = maximum<int64_t>(1, 2 * cells.count() - cells.rows - cells.columns);
+    const int64_t scale = clamp<int64_t>(sum / (pairs * kUsualContrast * (kLabUnits * kLabUnits / 256)), 1, 256 * kMostScale);
+    out[b] = {(usual.place * scale) >> 8, (usual.merge * scale) >> 8, (usual.border * scale) >> 8};
+  }
+};
+
 // ---- moving borders ----
 
 // Whether a pixel can leave its region and the region stays in one piece (4-connected): around the pixel, bit i of `ring` says
@@ -261,17 +295,16 @@ struct MoveBorders {
     const int64_t* model;  // [B, regions, kModel]
     int64_t height, width, regions;
     int odd_y, odd_x;
-    Cells cells;         // whose windows the labels keep to; rows = 0: no windows
-    int64_t place;       // weight of squared distances in 1 / kPlaceUnits pixels, over 65536
-    int64_t border;      // cost of a neighbour that has another label
+    Cells cells;             // coarse: places count, and labels keep to the windows of these; fine: borders count, rows = 0
+    const Weights* weights;  // [B]
 
-    TEXVLM_HD int64_t cost(const Colour& colour, int64_t y, int64_t x, const int64_t* region) const {
+    TEXVLM_HD int64_t cost(const Colour& colour, int64_t y, int64_t x, const int64_t* region, int64_t place) const {
       int64_t d = 0;
       for (int i = 0; i < 3; ++i) {
         const int64_t e = colour.v[i] - region[i];
         d += e * e;
       }
-      if (place == 0) return d;
+      if (cells.rows == 0) return d;
       const int64_t ey = kPlaceUnits * y - region[3], ex = kPlaceUnits * x - region[4];
       return d + ((place * (ey * ey + ex * ex)) >> 16);
     }
@@ -280,14 +313,15 @@ struct MoveBorders {
       T* at = labels + (b * height + y) * width + x;
       const bool up = y > 0, down = y + 1 < height, left = x > 0, right = x + 1 < width;
       const T own = *at, none = T(-1);
-      const T ring[8] = {up ? at[-width] : none,          up && right ? at[1 - width] : none,
-                         right ? at[1] : none,            down && right ? at[width + 1] : none,
-                         down ? at[width] : none,         down && left ? at[width - 1] : none,
-                         left ? at[-1] : none,            up && left ? at[-width - 1] : none};
+      const T ring[8] = {up ? at[-width] : none,  up && right ? at[1 - width] : none,
+                         right ? at[1] : none,    down && right ? at[width + 1] : none,
+                         down ? at[width] : none, down && left ? at[width - 1] : none,
+                         left ? at[-1] : none,    up && left ? at[-width - 1] : none};
       uint32_t same = 0;
       for (int i = 0; i < 8; ++i) same |= static_cast<uint32_t>(ring[i] == own) << i;
       if (!can_leave(same)) return;
       const Colour colour = lab(b, y, x);
+      const int64_t place = weights[b].place, border = cells.rows == 0 ? weights[b].border : 0;
       const T tried[5] = {own, ring[0], ring[6], ring[2], ring[4]};
       T best = own;
       int64_t least = 0;
@@ -296,7 +330,7 @@ struct MoveBorders {
         if (label < 0 || (i > 0 && label == own) || (cells.rows > 0 && !cells.may_take(y, x, label))) continue;
         int64_t others = 0;
         for (int j = 0; j < 8; ++j) others += ring[j] >= 0 && ring[j] != label;
-        const int64_t d = cost(colour, y, x, model + (b * regions + label) * kModel) + border * others;
+        const int64_t d = cost(colour, y, x, model + (b * regions + label) * kModel, place) + border * others;
         if (i == 0 || d < least) {
           least = d;
           best = label;
@@ -305,7 +339,9 @@ struct MoveBorders {
       if (best != own) *at = best;
     }
 
-    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const { choose(b, 2 * y + odd_y, 2 * x + odd_x); }
+    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+      choose(b, 2 * y + odd_y, 2 * x + odd_x);
+    }
 
     // Most pixels are inside: runs of kRun of them are passed over at once.
     TEXVLM_HD void row(int64_t b, int64_t half, int64_t, int64_t) const {
@@ -385,12 +421,12 @@ struct TouchingRegions {
   }
 };
 
-// Ward's criterion: n m / (n + m) times the squared distance of the means.
+// Ward's criterion: n m / (n + m) times the squared distance of the means. (Cut off where very long pictures would overflow.)
 TEXVLM_HD int64_t merge_cost(const int64_t* p, const int64_t* q, int64_t place) {
   int64_t d = 0, far = 0;
   for (int i = 0; i < 3; ++i) d += (p[i] - q[i]) * (p[i] - q[i]);
   for (int i = 3; i < 5; ++i) far += (p[i] - q[i]) * (p[i] - q[i]);
-  return (16 * p[5] * q[5]) / (p[5] + q[5]) * (d + ((place * far) >> 16));
+  return (16 * p[5] * q[5]) / (p[5] + q[5]) * minimum(d + ((place * far) >> 16), int64_t{1} << 34);
 }
 
 constexpr int64_t kNoEdge = INT64_MAX;
@@ -408,9 +444,10 @@ struct MergeRegions {
   const uint32_t* touching;
   int64_t *sums, *model, *merged;  // [B, cells, kModel] twice, [B, wanted, kModel]
   T* lut;
-  int32_t* ends;     // workspace [B, 3, kNeighbours * cells]
-  int64_t* costs;    // workspace [B, kNeighbours * cells]
-  int64_t cells, columns, wanted, place;
+  int32_t* ends;   // workspace [B, 3, kNeighbours * cells]
+  int64_t* costs;  // workspace [B, kNeighbours * cells]
+  const Weights* weights;
+  int64_t cells, columns, wanted;
 
   TEXVLM_HD Edges edges(int64_t b) const {
     const int64_t all = kNeighbours * cells;
@@ -418,7 +455,9 @@ struct MergeRegions {
     return {e, e + all, e + 2 * all, costs + b * all};
   }
   TEXVLM_HD const int64_t* means(int64_t b, int64_t k) const { return model + (b * cells + k) * kModel; }
-  TEXVLM_HD int64_t cost_of(int64_t b, int64_t u, int64_t v) const { return merge_cost(means(b, u), means(b, v), place); }
+  TEXVLM_HD int64_t cost_of(int64_t b, int64_t u, int64_t v) const {
+    return merge_cost(means(b, u), means(b, v), weights[b].merge);
+  }
   TEXVLM_HD void unite(int64_t b, int64_t u, int64_t v) const {  // region v becomes part of u
     int64_t* to = sums + (b * cells + u) * kModel;
     const int64_t* from = sums + (b * cells + v) * kModel;

@@ -30,7 +30,10 @@ def grey(dtype, g):
 
 
 def regions(h, w, n, batch=2):
-    return lambda dtype, g: ((rand(g, batch, -(-h // 3), -(-w // 3)) * n).long().repeat_interleave(3, 1).repeat_interleave(3, 2)[:, :h, :w], n)
+    return lambda dtype, g: (
+        (rand(g, batch, -(-h // 3), -(-w // 3)) * n).long().repeat_interleave(3, 1).repeat_interleave(3, 2)[:, :h, :w],
+        n,
+    )
 
 
 def segmented(dtype, g):
@@ -41,7 +44,9 @@ def segmented(dtype, g):
 F32 = (torch.float32,)
 CASES = [
     Case("superpixels", "one-level", picture(31, 45, 12), dtypes=(torch.float32, torch.float64, torch.float16, torch.bfloat16)),
-    Case("superpixels", "two-levels", picture(60, 75, 5, batch=2, smooth=9), dtypes=(torch.float32, torch.float64), inductor=True),
+    Case(
+        "superpixels", "two-levels", picture(60, 75, 5, batch=2, smooth=9), dtypes=(torch.float32, torch.float64), inductor=True
+    ),
     Case("superpixels", "three-levels", picture(131, 90, 3, smooth=20), dtypes=F32),
     Case("superpixels", "uint8", lambda dtype, g: ((rand(g, 1, 3, 33, 50) * 256).to(torch.uint8), 7), dtypes=F32),
     Case("superpixels", "constant", lambda dtype, g: (torch.full((1, 3, 37, 52), 0.4), 9), dtypes=F32),
@@ -58,10 +63,20 @@ CASES = [
     Case("superpixels", "empty-batch", picture(9, 9, 4, batch=0), dtypes=F32),
     Case("superpixel_channels", "blocks", regions(20, 33, 7), dtypes=F32, inductor=True),
     Case("superpixel_channels", "tall", regions(90, 2, 3), dtypes=F32),
-    Case("superpixel_channels", "strided", lambda dtype, g: (regions(20, 33, 7)(dtype, g)[0].permute(0, 2, 1)[:, ::2], 7), dtypes=F32),
+    Case(
+        "superpixel_channels",
+        "strided",
+        lambda dtype, g: (regions(20, 33, 7)(dtype, g)[0].permute(0, 2, 1)[:, ::2], 7),
+        dtypes=F32,
+    ),
     Case("superpixel_channels", "empty-batch", regions(4, 5, 2, batch=0), dtypes=F32),
     Case("boundaries", "blocks", segmented, dtypes=(torch.float32, torch.float64, torch.float16), inductor=True),
-    Case("boundaries", "uint8", lambda dtype, g: ((rand(g, 2, 3, 12, 15) * 256).to(torch.uint8), regions(12, 15, 4)(dtype, g)[0]), dtypes=F32),
+    Case(
+        "boundaries",
+        "uint8",
+        lambda dtype, g: ((rand(g, 2, 3, 12, 15) * 256).to(torch.uint8), regions(12, 15, 4)(dtype, g)[0]),
+        dtypes=F32,
+    ),
 ]
 
 BAD = [

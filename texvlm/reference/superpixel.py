@@ -37,6 +37,10 @@ COMPACTNESS, MERGE_COMPACTNESS = 10, 6
 BORDER_COST = 15
 """In squared Lab distance: what a neighbour of another label costs, at the finer levels."""
 
+USUAL_CONTRAST, MOST_SCALE = 150, 16
+"""These three constants, squared, are for pictures whose neighbouring cells have this mean squared Lab distance; they grow and shrink
+with it, by a factor from 1 / 256 to MOST_SCALE, so that dim pictures have regions too."""
+
 EDGE_THRESHOLD = 2.0
 """A pixel is an edge pixel where edge is above this many times its mean over the picture."""
 
@@ -134,6 +138,14 @@ def place_weight(height: int, width: int, compactness: int, regions: int) -> int
     return (unit * regions + height * width // 2) // (height * width)
 
 
+def contrast_scale(model: Tensor, rows: int, columns: int) -> int:
+    """Return, in 1/256, the mean squared Lab distance of cells side by side over USUAL_CONTRAST."""
+    lab = model[:, :3].view(rows, columns, 3)
+    squares = ((lab[1:] - lab[:-1]) ** 2).sum() + ((lab[:, 1:] - lab[:, :-1]) ** 2).sum()
+    pairs = max(1, (rows - 1) * columns + rows * (columns - 1))
+    return min(max(int(squares) * 256 // (pairs * USUAL_CONTRAST * LAB_UNITS**2), 1), 256 * MOST_SCALE)
+
+
 def can_leave(same: Tensor) -> Tensor:
     """Return whether regions stay in one piece without these pixels, from which of RING have their label `[..., 8]`.
 
@@ -203,7 +215,7 @@ def merge(labels: Tensor, sums: Tensor, columns: int, wanted: int, weight: int) 
         p, q = mean[u], mean[v]
         colour = sum((p[i] - q[i]) ** 2 for i in range(3))
         far = sum((p[i] - q[i]) ** 2 for i in (3, 4))
-        return 16 * p[5] * q[5] // (p[5] + q[5]) * (colour + (weight * far >> 16))
+        return 16 * p[5] * q[5] // (p[5] + q[5]) * min(colour + (weight * far >> 16), 1 << 34)
 
     region = list(range(count))
     while len(total) > wanted:
@@ -243,22 +255,23 @@ def superpixels(image: Tensor, n: int) -> tuple[Tensor, Tensor]:
         lab = level_lab(steps[b], level)
         home_y, home_x = cell_of(h, rows, device), cell_of(w, columns, device)
         labels = home_y[:, None] * columns + home_x
-        weight = place_weight(h, w, COMPACTNESS, rows * columns)
+        sums, model = means(lab, labels, rows * columns)
+        scale = contrast_scale(model, rows, columns)
+        weight = place_weight(h, w, COMPACTNESS, rows * columns) * scale >> 8
 
         def near(y: Tensor, x: Tensor, k: Tensor, home_y: Tensor = home_y, home_x: Tensor = home_x) -> Tensor:
             return ((k // columns - home_y[y]).abs() <= 1) & ((k % columns - home_x[x]).abs() <= 1)
 
         for _ in range(COARSE_SWEEPS):
-            model = means(lab, labels, rows * columns)[1]
 
             def cost(y: Tensor, x: Tensor, k: Tensor, lab: Tensor = lab, model: Tensor = model, weight: int = weight) -> Tensor:
                 far = (PLACE_UNITS * y - model[k, 3]) ** 2 + (PLACE_UNITS * x - model[k, 4]) ** 2
                 return ((lab[y, x] - model[k, :3]) ** 2).sum(-1) + (weight * far >> 16)
 
             labels = sweep(labels, cost, 0, near)
-        sums, model = means(lab, labels, rows * columns)
+            sums, model = means(lab, labels, rows * columns)
         if rows * columns > n:
-            table, model = merge(labels, sums, columns, n, place_weight(h, w, MERGE_COMPACTNESS, n))
+            table, model = merge(labels, sums, columns, n, place_weight(h, w, MERGE_COMPACTNESS, n) * scale >> 8)
             labels, model = table.to(device)[labels], model.to(device)
         for finer in range(max(level - 1, 0), -1, -1):
             h, w = level_size(height, width, finer)
@@ -272,7 +285,9 @@ def superpixels(image: Tensor, n: int) -> tuple[Tensor, Tensor]:
                 return ((lab[y, x] - model[k, :3]) ** 2).sum(-1)
 
             for _ in range(FINE_SWEEPS):
-                labels = sweep(labels, colour, BORDER_COST * LAB_UNITS**2, lambda y, x, k: torch.ones_like(k, dtype=torch.bool))
+                labels = sweep(
+                    labels, colour, BORDER_COST * LAB_UNITS**2 * scale >> 8, lambda y, x, k: torch.ones_like(k, dtype=torch.bool)
+                )
         out[b] = labels
     return out, torch.full((batch,), n, dtype=torch.int64, device=device)
 
