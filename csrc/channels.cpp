@@ -119,15 +119,10 @@ template <class A>
 Tensor distance_plane(const Picture& picture) {
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = picture.edge.device();
-  const Tensor rows = new_tensor({batch, height, static_cast<int64_t>(sizeof(MapStats<A>))}, at::kByte, device);
-  const Tensor threshold = new_tensor({batch}, at::kDouble, device);
-  const A* const edge = pointer<const A>(picture.edge);
-  const A* const nothing = nullptr;
-  for_each_item<RowStats, A>(device, batch, height, width, edge, nothing, int64_t{1}, pointer<MapStats<A>>(rows), height, width);
-  for_each_item<EdgeThreshold, A>(device, batch, int64_t{1}, height, pointer<const MapStats<A>>(rows), pointer<double>(threshold),
-                                  height, width);
+  const Tensor threshold = edge_threshold(picture.edge);
   Tensor out = new_tensor({batch, height, width}, picture.edge.scalar_type(), device);
-  run_distance(device, batch, height, width, AboveMask<A>{edge, pointer<const double>(threshold), height, width},
+  run_distance(device, batch, height, width,
+               AboveMask<A>{pointer<const A>(picture.edge), pointer<const double>(threshold), height, width},
                DiagonalSink<A>{pointer<A>(out), height, width});
   return out;
 }

@@ -149,6 +149,21 @@ Tensor edge_plane(const Tensor& luma) {
   return out;
 }
 
+Tensor edge_threshold(const Tensor& edge) {
+  const int64_t batch = edge.size(0), height = edge.size(1), width = edge.size(2);
+  Tensor threshold = new_tensor({batch}, at::kDouble, edge.device());
+  dispatch_plane(edge, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const Tensor rows = new_tensor({batch, height, static_cast<int64_t>(sizeof(MapStats<T>))}, at::kByte, edge.device());
+    const T* const nothing = nullptr;
+    for_each_item<RowStats, T>(edge.device(), batch, height, width, pointer<const T>(edge), nothing, int64_t{1},
+                               pointer<MapStats<T>>(rows), height, width);
+    for_each_item<EdgeThreshold, T>(edge.device(), batch, int64_t{1}, height, pointer<const MapStats<T>>(rows),
+                                    pointer<double>(threshold), height, width);
+  });
+  return threshold;
+}
+
 Tensor salience_map(const Picture& picture) { return stages(picture).sum; }
 
 Tensor salience_map_backward(const Tensor& grad, const Picture& picture) {

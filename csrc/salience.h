@@ -38,6 +38,8 @@ ImageView<const S> picture_view(const at::Tensor& image) {
 at::Tensor luma_plane(
     const at::Tensor& image);  // readable [B, 3, H, W] -> [B, H, W], in the arithmetic's dtype; undefined stays undefined
 at::Tensor edge_plane(const at::Tensor& luma);
+// What an edge must be above to count, relative to the picture's own edges: double [B]. The same for every channel that asks.
+at::Tensor edge_threshold(const at::Tensor& edge);
 
 // A picture in all the forms that the functors need. `previous` may be undefined.
 struct Picture {

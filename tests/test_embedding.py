@@ -24,8 +24,12 @@ from texvlm.embedding import Moments, average_precision, retrieval_kept
 def cloud(n: int, width: int, seed: int = 0, offset: float = 3.0) -> torch.Tensor:
     """Correlated vectors with a common mean."""
     g = torch.Generator().manual_seed(seed)
-    mixing = torch.randn(width, width, generator=g, dtype=torch.float64) * torch.logspace(0, -2, width, dtype=torch.float64)[:, None]
-    return torch.randn(n, width, generator=g, dtype=torch.float64) @ mixing + offset * torch.randn(width, generator=g, dtype=torch.float64)
+    mixing = (
+        torch.randn(width, width, generator=g, dtype=torch.float64) * torch.logspace(0, -2, width, dtype=torch.float64)[:, None]
+    )
+    return torch.randn(n, width, generator=g, dtype=torch.float64) @ mixing + offset * torch.randn(
+        width, generator=g, dtype=torch.float64
+    )
 
 
 # The axes
@@ -215,7 +219,9 @@ def test_retrieval_kept_tells_good_axes_from_bad_ones() -> None:
     queries = cloud(8, 40, seed=3, offset=0)
     pca = texvlm.PCA.fit(features, centre=False)
     # The sixteen weakest axes instead of the strongest.
-    weak = texvlm.PCA(pca.mean, torch.linalg.eigh(features.T @ features)[1].T[:16], pca.variance, pca.total, pca.text_mean, pca.count)
+    weak = texvlm.PCA(
+        pca.mean, torch.linalg.eigh(features.T @ features)[1].T[:16], pca.variance, pca.total, pca.text_mean, pca.count
+    )
     truth = (F.normalize(queries, dim=1) @ F.normalize(features, dim=1).T) > 0.3
     for known in (None, truth):
         good, bad = retrieval_kept(features, queries, pca, known), retrieval_kept(features, queries, weak, known)

@@ -27,6 +27,7 @@ STAGES = [
     "fovea",
     "distance",
     "salience",
+    "superpixel",
     "channels",
     "cascade",
 ]
@@ -34,13 +35,14 @@ PINNED = [
     "CHANNELS",
     "FoveaLayout",
     "Texture",
+    "boundaries",
     "build_channels",
     "distance_transform",
     "generate_mipmaps",
     "reference",
     "saliency",
 ]
-PINNED += ["sample_foveated", "select", "topk"]
+PINNED += ["sample_foveated", "select", "superpixels", "topk"]
 CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]
 MAX_LINES = 620
 

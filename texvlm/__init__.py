@@ -23,6 +23,7 @@ from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
+from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.texture import Texture
 from texvlm.warping import motion, warp
 
@@ -45,6 +46,7 @@ __all__ = [
     "Selection",
     "Texture",
     "attention_map",
+    "boundaries",
     "build_channels",
     "build_info",
     "cached_bytes",
@@ -72,6 +74,8 @@ __all__ = [
     "sample_lod",
     "sample_lod_hardware",
     "select",
+    "superpixel_channels",
+    "superpixels",
     "texture_cache_stats",
     "topk",
     "update_mipmaps",

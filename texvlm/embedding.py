@@ -176,9 +176,7 @@ class PCA:
     count: int
 
     @classmethod
-    def fit(
-        cls, features: Tensor | Iterable[Tensor], texts: Tensor | None = None, axes: int = AXES, centre: bool = True
-    ) -> PCA:
+    def fit(cls, features: Tensor | Iterable[Tensor], texts: Tensor | None = None, axes: int = AXES, centre: bool = True) -> PCA:
         """Fits the axes.
 
         Args:
@@ -378,7 +376,9 @@ class Embedding:
             raise TypeError(f"provider must have name, encode_image and encode_text, got {type(provider).__name__}")
         pca = getattr(provider, "pca", None) if pca is None else pca
         if pca is None:
-            raise ValueError(f"{provider.name} brings no principal axes: find them with Embedding.fit(provider, pictures) or pass pca=")
+            raise ValueError(
+                f"{provider.name} brings no principal axes: find them with Embedding.fit(provider, pictures) or pass pca="
+            )
         self.provider, self.pca = provider, pca
         self.kept = getattr(provider, "kept", None) if kept is None else kept
 
@@ -396,7 +396,9 @@ class Embedding:
         With `texts`, what the axes keep of the result of these queries on the last of the pictures is measured too; less than 95 %
         is a warning, and `kept` says how much.
         """
-        several = isinstance(pictures, Iterable) and not isinstance(pictures, Tensor) and not hasattr(pictures, "__array_interface__")
+        several = (
+            isinstance(pictures, Iterable) and not isinstance(pictures, Tensor) and not hasattr(pictures, "__array_interface__")
+        )
         seen, features = Moments(), None
         for picture in pictures if several else (pictures,):  # type: ignore[union-attr]
             features = _features(provider, picture)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ constexpr int kMaps = 4;            // intensity, colour, edge, motion
 constexpr int kBase = 2;            // the level whose texels are the places of the map
 constexpr int kSalienceLevels = 5;  // levels kBase .. kBase + 4: centres 0, 1 and surrounds 2, 3 above a centre
 constexpr double kMapFloor = 1e-4;  // a map whose maximum is not above this is flat: its rounding noise must not be promoted
+constexpr double kEdgeThreshold = 2;  // an edge pixel is above this many times the picture's mean edge
 constexpr double kSrgbLinearEnd = 0.04045;
 constexpr double kLabDelta = 6.0 / 29.0;
 
@@ -474,6 +475,20 @@ struct RowStats {
     int64_t at = 0;
     while (at + 1 < w && p[at] != max) ++at;
     out[b * rows + n] = {((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7])), max, at};
+  }
+};
+
+// Item 0: kEdgeThreshold times the mean of the edges of each picture, from the sums of its rows.
+template <class T, int C>
+struct EdgeThreshold {
+  const MapStats<T>* rows;  // [B, H]
+  double* out;
+  int64_t height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
+    double sum = 0;
+    for (int64_t y = 0; y < height; ++y) sum += rows[b * height + y].sum;
+    out[b] = kEdgeThreshold * (sum / static_cast<double>(height * width));
   }
 };
 
