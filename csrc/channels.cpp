@@ -70,9 +70,9 @@ Request request(const char* op, const Tensor& image, at::IntArrayRef channels, i
     check_same_device(op, "fixation", *fixation, image);
     r.fixation = fixation->contiguous();
   }
-  if (wants(channels, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kSaliency, kEdgeDistance}))
+  if (wants(channels, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kEdgeDistance}))
     r.picture.luma = luma_plane(r.picture.image);
-  if (wants(channels, {kEdge, kSaliency, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
+  if (wants(channels, {kEdge, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
   return r;
 }
 
@@ -190,7 +190,7 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
   const bool moves = picture.previous.defined() && wants(channels, {kMotion, kSaliency});
   PlaneGradients to;
   if (picture.luma.defined()) to.luma = at::zeros_like(picture.luma);
-  if (moves) to.previous_luma = at::zeros_like(picture.luma);
+  if (moves && wants(channels, {kMotion})) to.previous_luma = at::zeros_like(picture.luma);
   if (mask[0] || (mask[1] && moves)) {
     dispatch_picture(picture.image, [&](auto tag) {
       using A = Acc<typename decltype(tag)::type>;
@@ -209,13 +209,8 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
                                        view(incoming(kLowPass)), pointer<A>(to.luma), height, width);
       }
       if (moves && wants(channels, {kMotion})) add_motion_adjoint(picture, incoming(kMotion), to);
-      if (wants(channels, {kSaliency})) {
-        to.salience = salience_map_backward(incoming(kSaliency), picture);
-        if (to.salience.defined()) {
-          add_sobel_adjoint(picture.luma, to.salience.select(1, 3), kEdgeScale, false, to.luma);
-          if (moves) add_motion_adjoint(picture, to.salience.select(1, 4), to);
-        }
-      }
+      if (wants(channels, {kSaliency}))
+        std::tie(to.salience, to.previous_salience) = salience_map_backward(incoming(kSaliency), picture);
     });
   }
   Tensor to_image, to_previous, to_fixation;

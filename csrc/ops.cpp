@@ -62,6 +62,9 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
   m.def("saliency_backward(Tensor grad, Tensor image, bool[2] mask, Tensor? previous=None) -> (Tensor, Tensor)", compliant);
 
+  // text: image [B, 3, H, W] in [0, 1], weights float32 [5409] of the network -> [B, H, W] in [0, 1]; no gradient
+  m.def("text_regions(Tensor image, Tensor weights) -> Tensor", compliant);
+
   // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]
   m.def(
       "build_channels(Tensor image, int[] channels, int levels, ScalarType? dtype=None, Tensor? previous=None, "

@@ -25,6 +25,7 @@ STAGES = [
     "fovea",
     "distance",
     "salience",
+    "text",
     "channels",
     "cascade",
 ]
@@ -37,6 +38,7 @@ PINNED = [
     "generate_mipmaps",
     "reference",
     "saliency",
+    "text_regions",
 ]
 PINNED += ["sample_foveated", "select", "topk"]
 CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]

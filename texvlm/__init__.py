@@ -7,7 +7,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 from texvlm import _ext as _ext
 from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.cascade import Selection, select, topk
-from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
+from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels, contrast_edges, edges
 from texvlm.distance import distance_transform
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
@@ -16,6 +16,7 @@ from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
+from texvlm.text import text_regions
 from texvlm.texture import Texture
 
 __version__ = "0.1.0"
@@ -31,7 +32,9 @@ __all__ = [
     "build_channels",
     "build_info",
     "cached_bytes",
+    "contrast_edges",
     "distance_transform",
+    "edges",
     "empty_cache",
     "extract_patches",
     "generate_mipmaps",
@@ -43,6 +46,7 @@ __all__ = [
     "sample_grad",
     "sample_lod",
     "select",
+    "text_regions",
     "topk",
     "update_mipmaps",
 ]

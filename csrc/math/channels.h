@@ -5,7 +5,7 @@
 // atomics.
 #pragma once
 
-#include "salience.h"
+#include "rarity.h"
 
 namespace texvlm {
 

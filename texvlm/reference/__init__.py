@@ -15,6 +15,7 @@ from .patches import extract_patches
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
 from .salience import saliency
 from .sample import sample_lod
+from .text import text_regions
 
 __all__ = [
     "Selection",
@@ -34,5 +35,6 @@ __all__ = [
     "select",
     "select_topk",
     "texel_count",
+    "text_regions",
     "update_mipmaps",
 ]
