@@ -64,7 +64,7 @@ struct Stages {
   Levels colour_levels{}, feature_levels{};
   int colour_level = 0;                // level `fine` of the picture in colour_levels
   int64_t h = 0, w = 0;                // of the base level
-  Tensor colours, previous, features;  // textures of 3, 3 and kFeatures channels
+  Tensor colours, previous, features;  // textures of 3 B, 3 B and kFeatures B planes of one channel
   Tensor steps[kScales + 1];           // [B, kFeatures, h, w]
   Tensor whitening[kPairs];            // [B] of Whitening
   Tensor length, stats, map;           // [B, h, w]; the map is the length over its maximum
@@ -78,16 +78,16 @@ struct Stages {
 };
 
 Tensor colours_of(const Tensor& image, const Stages& s) {
-  const int64_t batch = image.size(0);
-  const Tensor out = new_tensor({batch, s.colour_levels.texels, 3}, arithmetic(image), image.device());
+  const int64_t planes = 3 * image.size(0);
+  const Tensor out = new_tensor({planes, s.colour_levels.texels, 1}, arithmetic(image), image.device());
   dispatch_picture(image, [&](auto tag) {
     using S = typename decltype(tag)::type;
     using A = Acc<S>;
     for_each_pixel<SalienceColours<S>::template For, A>(
-        image.device(), {batch, 0, s.colour_levels.height[0], 0, s.colour_levels.width[0]}, Work{1, 12}, image_view<const S>(image),
+        image.device(), {planes, 0, s.colour_levels.height[0], 0, s.colour_levels.width[0]}, Work{1, 4}, image_view<const S>(image),
         image.size(2), image.size(3), s.fine > 0, texture_view<A>(out, s.colour_levels));
   });
-  build_mipmaps(out, s.colour_levels, check_reducers("saliency", kMean, 3));
+  build_mipmaps(out, s.colour_levels, check_reducers("saliency", kMean, 1));
   return out;
 }
 
@@ -109,17 +109,17 @@ Stages stages(const Picture& picture) {
   if (picture.previous.defined()) s.previous = colours_of(picture.previous, s);
   const int64_t fine_h = s.colour_levels.height[s.colour_level], fine_w = s.colour_levels.width[s.colour_level];
   s.feature_levels = make_levels(fine_h, fine_w, s.feature_level() + 1);
-  s.features = new_tensor({batch, s.feature_levels.texels, kFeatures}, dtype, device);
+  s.features = new_tensor({batch * kFeatures, s.feature_levels.texels, 1}, dtype, device);
   for (Tensor& step : s.steps) step = new_tensor({batch, kFeatures, s.h, s.w}, dtype, device);
   s.length = new_tensor({batch, s.h, s.w}, dtype, device);
   dispatch_plane(s.length, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
-                                                               : TextureView<const T>{nullptr, 0, 3, s.colour_levels};
+                                                               : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
     for_each_pixel<SalienceFeatures, T>(device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32},
                                         texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level,
                                         texture_view<T>(s.features, s.feature_levels));
-    build_mipmaps(s.features, s.feature_levels, check_reducers("saliency", kMean, kFeatures));
+    build_mipmaps(s.features, s.feature_levels, check_reducers("saliency", kMean, 1));
     for_each_pixel<SaliencePlanes, T>(device, s.places(), Work{1, 32}, texture_view<const T>(s.features, s.feature_levels),
                                       s.feature_level(), pointer<T>(s.steps[0]));
     const Rect planes{batch * kFeatures, 0, s.h, 0, s.w};
@@ -220,11 +220,11 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     const SaliencePlanes<T, 0> planes{texture_view<const T>(s.features, s.feature_levels), s.feature_level(), nullptr};
     for_each_pixel<SaliencePlanesAdjoint, T>(device, s.places(), Work{1, 64}, planes, pointer<const T>(to_steps[0]),
                                              texture_view<T>(to_texture, s.feature_levels));
-    const Tensor to_features =
+    const Tensor to_features =  // [kFeatures B, 1, h, w]
         mips_backward.call(to_texture, fine_h, fine_w, mean, s.feature_levels.count, std::nullopt).contiguous();
     const Tensor to_x = new_tensor(to_colours.sizes(), dtype, device), to_y = new_tensor(to_colours.sizes(), dtype, device);
     const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
-                                                               : TextureView<const T>{nullptr, 0, 3, s.colour_levels};
+                                                               : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
     const SalienceFeatures<T, 0> forward{texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level, {}};
     for_each_pixel<SalienceFeaturesAdjoint, T>(device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32}, forward,
                                                pointer<const T>(to_features), pointer<T>(to_x), pointer<T>(to_y),
@@ -237,9 +237,9 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
   const auto to_picture = [&](const Tensor& g) {
     if (!g.defined() || s.fine == 0) return g;
     const Levels levels = make_levels(height, width, s.fine + 1);
-    const Tensor data = new_zeros({batch, levels.texels, 3}, dtype, device);
-    data.narrow(1, levels.offset[s.fine], fine_h * fine_w).copy_(g.flatten(2).transpose(1, 2));
-    return mips_backward.call(data, height, width, mean, levels.count, std::nullopt);
+    const Tensor data = new_zeros({3 * batch, levels.texels, 1}, dtype, device);
+    data.narrow(1, levels.offset[s.fine], fine_h * fine_w).copy_(g.view({3 * batch, fine_h * fine_w, 1}));
+    return mips_backward.call(data, height, width, mean, levels.count, std::nullopt).reshape({batch, 3, height, width});
   };
   return {to_picture(to_colours), to_picture(to_previous)};
 }

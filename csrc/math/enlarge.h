@@ -59,6 +59,7 @@ struct Enlarged {
 
   // Columns of which each stands for a power of two of pixels: between two centres the weights are multiples of 1 / each, so no
   // texel has to be looked up. The same numbers as those of run(), as all positions are exact.
+  static constexpr int kPiece = 8;
   TEXVLM_HD void run_even(const AxisEnlarge<A>& ty, const A* TEXVLM_RESTRICT p, const A* TEXVLM_RESTRICT q, int64_t x, int n,
                           int64_t each, A* TEXVLM_RESTRICT out) const {
     const A over = A(1) / static_cast<A>(2 * each);
@@ -68,10 +69,14 @@ struct Enlarged {
       const int64_t l = maximum<int64_t>(column, 0), r = minimum<int64_t>(column + 1, w - 1);
       const A left = ty.w0 * p[l] + ty.w1 * q[l], right = ty.w0 * p[r] + ty.w1 * q[r];
       const int count = static_cast<int>(minimum<int64_t>(n - j, (2 * each - first + 1) / 2));
-      for (int i = 0; i < count; ++i) {
-        const A weight = static_cast<A>(static_cast<int>(first) + 2 * i) * over;
-        out[j + i] = (A(1) - weight) * left + weight * right;
-      }
+      A weight = static_cast<A>(static_cast<int>(first)) * over;
+      int i = 0;
+      for (; i + kPiece <= count; i += kPiece, weight += A(2 * kPiece) * over)
+        for (int k = 0; k < kPiece; ++k) {
+          const A t = weight + static_cast<A>(2 * k) * over;
+          out[j + i + k] = (A(1) - t) * left + t * right;
+        }
+      for (; i < count; ++i, weight += A(2) * over) out[j + i] = (A(1) - weight) * left + weight * right;
       j += count;
     }
   }

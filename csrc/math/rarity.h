@@ -10,7 +10,7 @@ namespace texvlm {
 
 TEXVLM_HD double binomial_tap(int k) { return k == 2 ? 6.0 / 16 : k == 1 || k == 3 ? 4.0 / 16 : 1.0 / 16; }
 
-// One axis of a step, over planes [B, h, w].
+// One axis of a step, over planes [B, h, w] whose sides are below kMaxSide.
 template <class T, int C>
 struct Atrous {
   const T* in;
@@ -18,36 +18,33 @@ struct Atrous {
   int64_t h, w, gap;
   bool vertical;
 
+  static constexpr int kMaxSide = 2 << kTopSide, kMaxGap = 1 << (kScales - 1);
+
+  TEXVLM_HD static T taps(T a, T b, T c, T d, T e) {
+    return T(1.0 / 16) * a + T(4.0 / 16) * b + T(6.0 / 16) * c + T(4.0 / 16) * d + T(1.0 / 16) * e;
+  }
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    T sum = 0;
-    for (int k = 0; k < 5; ++k) {
-      const int64_t step = (k - 2) * gap, i = vertical ? clamp<int64_t>(y + step, 0, h - 1) : y,
-                    j = vertical ? x : clamp<int64_t>(x + step, 0, w - 1);
-      sum += static_cast<T>(binomial_tap(k)) * in[(b * h + i) * w + j];
-    }
-    out[(b * h + y) * w + x] = sum;
+    const auto at = [&](int64_t step) {
+      const int64_t i = vertical ? clamp<int64_t>(y + step, 0, h - 1) : y, j = vertical ? x : clamp<int64_t>(x + step, 0, w - 1);
+      return in[(b * h + i) * w + j];
+    };
+    out[(b * h + y) * w + x] = taps(at(-2 * gap), at(-gap), at(0), at(gap), at(2 * gap));
   }
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
     T* TEXVLM_RESTRICT to = out + (b * h + y) * w;
     if (vertical) {
-      const T* r[5];
-      for (int k = 0; k < 5; ++k) r[k] = in + (b * h + clamp<int64_t>(y + (k - 2) * gap, 0, h - 1)) * w;
-      for (int64_t x = x0; x < x1; ++x) {
-        T sum = 0;
-        for (int k = 0; k < 5; ++k) sum += static_cast<T>(binomial_tap(k)) * r[k][x];
-        to[x] = sum;
-      }
+      const auto line = [&](int64_t step) { return in + (b * h + clamp<int64_t>(y + step, 0, h - 1)) * w; };
+      const T *r0 = line(-2 * gap), *r1 = line(-gap), *r2 = line(0), *r3 = line(gap), *r4 = line(2 * gap);
+      for (int64_t x = x0; x < x1; ++x) to[x] = taps(r0[x], r1[x], r2[x], r3[x], r4[x]);
       return;
     }
-    const Inside in_side = inside(x0, x1, 2 * gap, w);
     const T* TEXVLM_RESTRICT from = in + (b * h + y) * w;
-    for (int64_t x = x0; x < in_side.begin; ++x) (*this)(b, y, x, 0, 1);
-    for (int64_t x = in_side.begin; x < in_side.end; ++x) {
-      T sum = 0;
-      for (int k = 0; k < 5; ++k) sum += static_cast<T>(binomial_tap(k)) * from[x + (k - 2) * gap];
-      to[x] = sum;
-    }
-    for (int64_t x = in_side.end; x < x1; ++x) (*this)(b, y, x, 0, 1);
+    T v[kMaxSide + 4 * kMaxGap];  // [j] is column x0 - 2 gap + j
+    const int64_t n = x1 - x0;
+    for (int64_t j = 0; j < n + 4 * gap; ++j) v[j] = from[clamp<int64_t>(x0 - 2 * gap + j, 0, w - 1)];
+    const T *TEXVLM_RESTRICT v1 = v + gap, *TEXVLM_RESTRICT v2 = v1 + gap, *TEXVLM_RESTRICT v3 = v2 + gap,
+                             *TEXVLM_RESTRICT v4 = v3 + gap;
+    for (int64_t j = 0; j < n; ++j) to[x0 + j] = taps(v[j], v1[j], v2[j], v3[j], v4[j]);
   }
 };
 
@@ -127,6 +124,8 @@ struct PlaneStats {
 
 // ---- whitening ----
 
+constexpr int kLanes = 8;  // places that are handled side by side
+
 // The differences of a pair of steps.
 template <class T>
 struct PairView {
@@ -136,6 +135,15 @@ struct PairView {
   TEXVLM_HD void at(int64_t b, int64_t y, int64_t x, double* out) const {
     const int64_t plane = h * w, i = b * kFeatures * plane + y * w + x;
     for (int c = 0; c < kFeatures; ++c) out[c] = static_cast<double>(centre[i + c * plane] - surround[i + c * plane]);
+  }
+  // Of up to kLanes places from column x on; beyond the last one the mean stands in, so that it is no different.
+  TEXVLM_HD void lanes(int64_t b, int64_t y, int64_t x, const double* mean, double (&out)[kFeatures][kLanes]) const {
+    const int n = static_cast<int>(minimum<int64_t>(kLanes, w - x));
+    for (int c = 0; c < kFeatures; ++c) {
+      const int64_t i = ((b * kFeatures + c) * h + y) * w + x;
+      for (int j = 0; j < n; ++j) out[c][j] = static_cast<double>(centre[i + j] - surround[i + j]) - mean[c];
+      for (int j = n; j < kLanes; ++j) out[c][j] = 0;
+    }
   }
 };
 
@@ -166,15 +174,24 @@ struct DifferenceMoments {
 
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
     double* out = rows + (b * pair.h + n) * kMoments;
-    double sum[kMoments] = {}, d[kFeatures];
-    for (int64_t x = 0; x < pair.w; ++x) {
-      pair.at(b, n, x, d);
+    const double nothing[kFeatures] = {};
+    double sum[kFeatures][kLanes] = {}, square[kFeatures][kFeatures][kLanes] = {}, d[kFeatures][kLanes];
+    for (int64_t x = 0; x < pair.w; x += kLanes) {
+      pair.lanes(b, n, x, nothing, d);
       for (int i = 0; i < kFeatures; ++i) {
-        sum[i] += d[i];
-        for (int j = 0; j < kFeatures; ++j) sum[kFeatures + i * kFeatures + j] += d[i] * d[j];
+        for (int l = 0; l < kLanes; ++l) sum[i][l] += d[i][l];
+        for (int j = 0; j <= i; ++j)
+          for (int l = 0; l < kLanes; ++l) square[i][j][l] += d[i][l] * d[j][l];
       }
     }
-    for (int k = 0; k < kMoments; ++k) out[k] = sum[k];
+    for (int i = 0; i < kFeatures; ++i) {
+      out[i] = added(sum[i]);
+      for (int j = 0; j <= i; ++j)
+        out[kFeatures + i * kFeatures + j] = out[kFeatures + j * kFeatures + i] = added(square[i][j]);
+    }
+  }
+  TEXVLM_HD static double added(const double (&v)[kLanes]) {
+    return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
   }
 };
 
@@ -234,6 +251,26 @@ struct SalienceRarity {
       sum += pairs.whitening[p][b].apply(d, z);
     }
     out[(b * pairs.pair[0].h + y) * pairs.pair[0].w + x] = static_cast<T>(std::sqrt(maximum(sum, 0.0)));
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    T* to = out + (b * pairs.pair[0].h + y) * pairs.pair[0].w;
+    for (int64_t x = x0; x < x1; x += kLanes) {
+      double sum[kLanes] = {}, d[kFeatures][kLanes];
+      for (int p = 0; p < kPairs; ++p) {
+        const Whitening& white = pairs.whitening[p][b];
+        double length[kLanes] = {};
+        pairs.pair[p].lanes(b, y, x, white.mean, d);
+        for (int i = 0; i < kFeatures; ++i) {
+          double z[kLanes] = {};
+          for (int j = 0; j < kFeatures; ++j)
+            for (int l = 0; l < kLanes; ++l) z[l] += white.inverse[i][j] * d[j][l];
+          for (int l = 0; l < kLanes; ++l) length[l] += d[i][l] * z[l];
+        }
+        for (int l = 0; l < kLanes; ++l) sum[l] += length[l];
+      }
+      for (int l = 0; l < kLanes; ++l) sum[l] = std::sqrt(maximum(sum[l], 0.0));
+      for (int64_t l = 0; l < minimum<int64_t>(kLanes, x1 - x); ++l) to[x + l] = static_cast<T>(sum[l]);
+    }
   }
 };
 

@@ -26,9 +26,10 @@ constexpr double kMapFloor = 1e-4;     // a map whose maximum is not above this 
 TEXVLM_HD int centre_of(int pair) { return pair + 2; }
 TEXVLM_HD int surround_of(int pair) { return pair + 4; }
 
-// ---- colours and edges ----
+// Textures here hold one plane a picture: plane c of picture b of N is picture N b + c of a texture of one channel, so that loops run
+// along rows of planes.
 
-// A level of the picture's colours, into level 0 of a texture of three channels: the picture itself, or the level above it, by the
+// A level of the picture's colours, into level 0 of a texture of 3 B planes: the picture itself, or the level above it, by the
 // arithmetic of MipDown.
 template <class S>
 struct SalienceColours {
@@ -39,99 +40,126 @@ struct SalienceColours {
     bool halve;
     TextureView<T> texture;
 
-    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-      T* out = texture.texel(b, 0, y, x);
+    TEXVLM_HD void operator()(int64_t n, int64_t y, int64_t x, int64_t, int64_t) const {
+      const int64_t b = n / 3, c = n % 3;
+      T* out = texture.texel(n, 0, y, x);
       if (!halve) {
-        for (int c = 0; c < 3; ++c) out[c] = pixel<T>(image.at(b, c, y, x));
+        *out = pixel<T>(image.at(b, c, y, x));
         return;
       }
       const AxisTaps<T> ty = axis_taps<T>(y, height), tx = axis_taps<T>(x, width);
-      for (int c = 0; c < 3; ++c) {
-        T sum = 0;
-        for (int j = 0; j < tx.count; ++j) {
-          T column = 0;
-          for (int i = 0; i < ty.count; ++i) column += ty.weight[i] * pixel<T>(image.at(b, c, ty.first + i, tx.first + j));
-          sum += tx.weight[j] * column;
-        }
-        out[c] = sum;
+      T sum = 0;
+      for (int j = 0; j < tx.count; ++j) {
+        T column = 0;
+        for (int i = 0; i < ty.count; ++i) column += ty.weight[i] * pixel<T>(image.at(b, c, ty.first + i, tx.first + j));
+        sum += tx.weight[j] * column;
       }
+      *out = sum;
     }
-    TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-      if (!halve || height % 2 || width % 2 || image.stride_x != 1) {
-        for (int64_t x = x0; x < x1; ++x) (*this)(b, y, x, 0, 3);
+    TEXVLM_HD void row(int64_t n, int64_t y, int64_t x0, int64_t x1) const {
+      if (!halve || width % 2 || image.stride_x != 1) {
+        for (int64_t x = x0; x < x1; ++x) (*this)(n, y, x, 0, 1);
         return;
       }
+      const AxisTaps<T> ty = axis_taps<T>(y, height);
       for (int64_t x = x0; x < x1; x += kRun) {
-        const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-        T v[3][kRun];
-        for (int c = 0; c < 3; ++c) {
-          const S *TEXVLM_RESTRICT top = &image.at(b, c, 2 * y, 2 * x),
-                                   *TEXVLM_RESTRICT bottom = &image.at(b, c, 2 * y + 1, 2 * x);
-          T column[2 * kRun];
-          for (int j = 0; j < 2 * n; ++j) column[j] = T(0.5) * pixel<T>(top[j]) + T(0.5) * pixel<T>(bottom[j]);
-          for (int j = 0; j < n; ++j) v[c][j] = T(0.5) * column[2 * j] + T(0.5) * column[2 * j + 1];
+        const int count = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+        T column[2 * kRun];
+        for (int j = 0; j < 2 * count; ++j) column[j] = T(0);
+        for (int i = 0; i < ty.count; ++i) {
+          const S* TEXVLM_RESTRICT from = &image.at(n / 3, n % 3, ty.first + i, 2 * x);
+          const T weight = ty.weight[i];
+          for (int j = 0; j < 2 * count; ++j) column[j] += weight * pixel<T>(from[j]);
         }
-        T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, x);
-        for (int j = 0; j < n; ++j)
-          for (int c = 0; c < 3; ++c) out[3 * j + c] = v[c][j];
+        T* TEXVLM_RESTRICT out = texture.texel(n, 0, y, x);
+        for (int j = 0; j < count; ++j) out[j] = T(0.5) * column[2 * j] + T(0.5) * column[2 * j + 1];
       }
     }
   };
 };
 
-// The gradient of all three colours at a texel, Sobel over 8: as the sums of squares and products, and each colour's own.
+// What a gradient of three colours, Sobel sums (x[c], y[c]), says: strength m = sqrt(xx + yy) of the sums of squares and products,
+// and orientation as the double angle (xx - yy, 2 xy) / (m + kTurnFloor).
 // Source: S. Di Zenzo, "A note on the gradient of a multi-image" (1986).
+constexpr double kSobelSum = 8;  // the gradient is the Sobel sums over this
 template <class A>
-struct ColourGradient {
-  A x[3], y[3], xx, yy, xy;
+struct Turn {
+  A m, cosine, sine;
 };
 template <class A>
-TEXVLM_HD ColourGradient<A> colour_gradient(const TextureView<const A>& colours, int level, int64_t b, int64_t y, int64_t x) {
-  const int64_t h = colours.levels.height[level], w = colours.levels.width[level];
-  const int64_t left = x > 0 ? x - 1 : 0, right = x + 1 < w ? x + 1 : x, up = y > 0 ? y - 1 : 0, down = y + 1 < h ? y + 1 : y;
-  const A *a = colours.texel(b, level, up, 0), *m = colours.texel(b, level, y, 0), *d = colours.texel(b, level, down, 0);
-  ColourGradient<A> g{};
-  for (int c = 0; c < 3; ++c) {
-    const A smooth_l = a[3 * left + c] + A(2) * m[3 * left + c] + d[3 * left + c],
-            smooth_r = a[3 * right + c] + A(2) * m[3 * right + c] + d[3 * right + c];
-    const A slope = (d[3 * left + c] - a[3 * left + c]) + A(2) * (d[3 * x + c] - a[3 * x + c]) +
-                    (d[3 * right + c] - a[3 * right + c]);
-    g.x[c] = (smooth_r - smooth_l) * A(0.125);
-    g.y[c] = slope * A(0.125);
-    g.xx += g.x[c] * g.x[c];
-    g.yy += g.y[c] * g.y[c];
-    g.xy += g.x[c] * g.y[c];
-  }
-  return g;
+TEXVLM_HD Turn<A> turn_of(A xx, A yy, A xy) {
+  const A m = std::sqrt(xx + yy), over = A(1) / (m + A(kTurnFloor));
+  return {m, (xx - yy) * over, A(2) * xy * over};
 }
 
-// Level 0 of the texture of features: red, green, blue, then edge strength m = sqrt(xx + yy), its orientation as the double angle
-// (xx - yy, 2 xy) / (m + kTurnFloor), and the change of luma.
+// Level 0 of the texture of features, 7 B planes: red, green, blue, strength and orientation of edges, change of luma.
 template <class T, int C>
 struct SalienceFeatures {
   TextureView<const T> colours, previous;  // previous: null data if there is none
   int level;
   TextureView<T> out;
 
+  TEXVLM_HD const T* plane(const TextureView<const T>& texture, int64_t b, int c) const { return texture.texel(3 * b + c, level, 0, 0); }
+  TEXVLM_HD int64_t height() const { return colours.levels.height[level]; }
+  TEXVLM_HD int64_t width() const { return colours.levels.width[level]; }
+  TEXVLM_HD T* feature(int64_t b, int k, int64_t y, int64_t x) const { return out.texel(kFeatures * b + k, 0, y, x); }
+
   TEXVLM_HD T change(int64_t b, int64_t y, int64_t x) const {
-    const T *p = colours.texel(b, level, y, x), *q = previous.texel(b, level, y, x);
-    return luma_of(p[0], p[1], p[2]) - luma_of(q[0], q[1], q[2]);
+    const int64_t at = y * width() + x;
+    return luma_of(plane(colours, b, 0)[at], plane(colours, b, 1)[at], plane(colours, b, 2)[at]) -
+           luma_of(plane(previous, b, 0)[at], plane(previous, b, 1)[at], plane(previous, b, 2)[at]);
   }
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const ColourGradient<T> g = colour_gradient(colours, level, b, y, x);
-    const T* from = colours.texel(b, level, y, x);
-    T* to = out.texel(b, 0, y, x);
-    for (int c = 0; c < 3; ++c) to[c] = from[c];
-    const T m = std::sqrt(g.xx + g.yy), over = T(1) / (m + T(kTurnFloor));
-    to[3] = m;
-    to[4] = (g.xx - g.yy) * over;
-    to[5] = T(2) * g.xy * over;
-    to[6] = previous.data ? std::abs(change(b, y, x)) : T(0);
+    T xx = 0, yy = 0, xy = 0;
+    for (int c = 0; c < 3; ++c) {
+      const T* p = plane(colours, b, c);
+      Gradient<T> g = sobel_at(p, 0, y, x, height(), width());
+      g.x *= T(1 / kSobelSum);
+      g.y *= T(1 / kSobelSum);
+      xx += g.x * g.x;
+      yy += g.y * g.y;
+      xy += g.x * g.y;
+      *feature(b, c, y, x) = p[y * width() + x];
+    }
+    const Turn<T> t = turn_of(xx, yy, xy);
+    *feature(b, 3, y, x) = t.m;
+    *feature(b, 4, y, x) = t.cosine;
+    *feature(b, 5, y, x) = t.sine;
+    *feature(b, 6, y, x) = previous.data ? std::abs(change(b, y, x)) : T(0);
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      T xx[kRun], yy[kRun], xy[kRun], gx[kRun], gy[kRun];
+      for (int j = 0; j < n; ++j) xx[j] = yy[j] = xy[j] = T(0);
+      for (int c = 0; c < 3; ++c) {
+        const T* p = plane(colours, b, c);
+        sobel_run(p, 0, y, x, n, height(), width(), gx, gy);
+        for (int j = 0; j < n; ++j) {
+          const T u = gx[j] * T(1 / kSobelSum), v = gy[j] * T(1 / kSobelSum);
+          xx[j] += u * u;
+          yy[j] += v * v;
+          xy[j] += u * v;
+        }
+        const T* TEXVLM_RESTRICT from = p + y * width() + x;
+        T* TEXVLM_RESTRICT to = feature(b, c, y, x);
+        for (int j = 0; j < n; ++j) to[j] = from[j];
+      }
+      T *TEXVLM_RESTRICT m = feature(b, 3, y, x), *TEXVLM_RESTRICT cosine = feature(b, 4, y, x),
+                         *TEXVLM_RESTRICT sine = feature(b, 5, y, x), *TEXVLM_RESTRICT moved = feature(b, 6, y, x);
+      for (int j = 0; j < n; ++j) {
+        const Turn<T> t = turn_of(xx[j], yy[j], xy[j]);
+        m[j] = t.m;
+        cosine[j] = t.cosine;
+        sine[j] = t.sine;
+      }
+      for (int j = 0; j < n; ++j) moved[j] = previous.data ? std::abs(change(b, y, x + j)) : T(0);
+    }
   }
 };
 
-// Adjoint, first half: what the Sobel sums of each colour receive, to_x and to_y [B, 3, h, w], and what the colours receive directly,
-// added to both pictures' gradients [B, 3, h, w]. m has gradient 0 at 0, and so has |change|.
+// Adjoint, first half: what the Sobel sums of each colour receive, to_x and to_y [B, 3, h, w], and what the colours of both pictures
+// receive directly, [B, 3, h, w]. m has gradient 0 at 0, and so has |change|.
 template <class T, int C>
 struct SalienceFeaturesAdjoint {
   SalienceFeatures<T, C> forward;  // its `out` is not used
@@ -139,17 +167,24 @@ struct SalienceFeaturesAdjoint {
   T *to_x, *to_y, *to_colours, *to_previous;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const int level = forward.level;
-    const int64_t h = forward.colours.levels.height[level], w = forward.colours.levels.width[level], plane = h * w;
-    const int64_t at = b * 3 * plane + y * w + x;
+    const int64_t h = forward.height(), w = forward.width(), plane = h * w, at = b * 3 * plane + y * w + x;
     const T* g = grad + b * kFeatures * plane + y * w + x;
-    const ColourGradient<T> d = colour_gradient(forward.colours, level, b, y, x);
-    const T m = std::sqrt(d.xx + d.yy), over = T(1) / (m + T(kTurnFloor)), g1 = g[4 * plane], g2 = g[5 * plane];
-    const T to_m = g[3 * plane] - (g1 * (d.xx - d.yy) + g2 * T(2) * d.xy) * over * over;
-    const T radial = m > T(0) ? to_m / m : T(0);
+    Gradient<T> d[3];
+    T xx = 0, yy = 0, xy = 0;
     for (int c = 0; c < 3; ++c) {
-      to_x[at + c * plane] = T(0.125) * ((radial + T(2) * g1 * over) * d.x[c] + T(2) * g2 * over * d.y[c]);
-      to_y[at + c * plane] = T(0.125) * ((radial - T(2) * g1 * over) * d.y[c] + T(2) * g2 * over * d.x[c]);
+      d[c] = sobel_at(forward.plane(forward.colours, b, c), 0, y, x, h, w);
+      d[c].x *= T(1 / kSobelSum);
+      d[c].y *= T(1 / kSobelSum);
+      xx += d[c].x * d[c].x;
+      yy += d[c].y * d[c].y;
+      xy += d[c].x * d[c].y;
+    }
+    const Turn<T> t = turn_of(xx, yy, xy);
+    const T over = T(1) / (t.m + T(kTurnFloor)), g1 = g[4 * plane] * over, g2 = g[5 * plane] * over;
+    const T to_m = g[3 * plane] - (g1 * t.cosine + g2 * t.sine), radial = t.m > T(0) ? to_m / t.m : T(0);
+    for (int c = 0; c < 3; ++c) {
+      to_x[at + c * plane] = T(1 / kSobelSum) * ((radial + T(2) * g1) * d[c].x + T(2) * g2 * d[c].y);
+      to_y[at + c * plane] = T(1 / kSobelSum) * ((radial - T(2) * g1) * d[c].y + T(2) * g2 * d[c].x);
     }
     T move = 0;
     if (forward.previous.data) {
@@ -171,11 +206,23 @@ struct SaliencePlanes {
   int level;
   T* out;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+  TEXVLM_HD const T* line(int64_t b, int k, int64_t y) const { return features.texel(kFeatures * b + k, level, y, 0); }
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const { row(b, y, x, x + 1); }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
     const int64_t h = features.levels.height[level], w = features.levels.width[level];
-    const T* p = features.texel(b, level, y, x);
-    const Triple<T> lab = lab_of(p[0], p[1], p[2]);
-    for (int c = 0; c < kFeatures; ++c) out[((b * kFeatures + c) * h + y) * w + x] = c < 3 ? lab.v[c] : p[c];
+    const T *TEXVLM_RESTRICT red = line(b, 0, y), *TEXVLM_RESTRICT green = line(b, 1, y), *TEXVLM_RESTRICT blue = line(b, 2, y);
+    T *TEXVLM_RESTRICT l = out + (b * kFeatures * h + y) * w, *TEXVLM_RESTRICT p = l + h * w, *TEXVLM_RESTRICT q = p + h * w;
+    for (int64_t x = x0; x < x1; ++x) {
+      const Triple<T> lab = lab_of(red[x], green[x], blue[x]);
+      l[x] = lab.v[0];
+      p[x] = lab.v[1];
+      q[x] = lab.v[2];
+    }
+    for (int k = 3; k < kFeatures; ++k) {
+      const T* TEXVLM_RESTRICT from = line(b, k, y);
+      T* TEXVLM_RESTRICT to = out + ((b * kFeatures + k) * h + y) * w;
+      for (int64_t x = x0; x < x1; ++x) to[x] = from[x];
+    }
   }
 };
 
@@ -189,11 +236,10 @@ struct SaliencePlanesAdjoint {
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     const int64_t h = forward.features.levels.height[forward.level], w = forward.features.levels.width[forward.level];
     const T* g = grad + b * kFeatures * h * w + y * w + x;
-    const T* p = forward.features.texel(b, forward.level, y, x);
-    T* to = out.texel(b, forward.level, y, x);
-    const Triple<T> rgb =
-        lab_adjoint(Triple<T>{{p[0], p[1], p[2]}}, Triple<T>{{g[0], g[h * w], g[2 * h * w]}});
-    for (int c = 0; c < kFeatures; ++c) to[c] = c < 3 ? rgb.v[c] : g[c * h * w];
+    const Triple<T> rgb{{forward.line(b, 0, y)[x], forward.line(b, 1, y)[x], forward.line(b, 2, y)[x]}};
+    const Triple<T> to = lab_adjoint(rgb, Triple<T>{{g[0], g[h * w], g[2 * h * w]}});
+    for (int k = 0; k < kFeatures; ++k)
+      *out.texel(kFeatures * b + k, forward.level, y, x) = k < 3 ? to.v[k] : g[k * h * w];
   }
 };
 
