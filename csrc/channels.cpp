@@ -100,9 +100,9 @@ Request request(const char* op, const Tensor& image, at::IntArrayRef channels, i
   r.given = check_given(op, image, given, given_channels);
   for (const int64_t c : channels)
     if (place_of(given_channels, c) < 0) r.formulas.push_back(c);
-  if (wants(r.formulas, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kSaliency, kEdgeDistance}))
+  if (wants(r.formulas, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kEdgeDistance}))
     r.picture.luma = luma_plane(r.picture.image);
-  if (wants(r.formulas, {kEdge, kSaliency, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
+  if (wants(r.formulas, {kEdge, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
   return r;
 }
 
@@ -248,7 +248,7 @@ std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& da
   const bool moves = picture.previous.defined() && wants(r.formulas, {kMotion, kSaliency});
   PlaneGradients to;
   if (picture.luma.defined()) to.luma = at::zeros_like(picture.luma);
-  if (moves) to.previous_luma = at::zeros_like(picture.luma);
+  if (moves && wants(r.formulas, {kMotion})) to.previous_luma = at::zeros_like(picture.luma);
   if (mask[0] || (mask[1] && moves)) {
     dispatch_picture(picture.image, [&](auto tag) {
       using A = Acc<typename decltype(tag)::type>;
@@ -267,13 +267,8 @@ std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& da
                                        view(incoming(kLowPass)), pointer<A>(to.luma), height, width);
       }
       if (moves && wants(r.formulas, {kMotion})) add_motion_adjoint(picture, incoming(kMotion), to);
-      if (wants(r.formulas, {kSaliency})) {
-        to.salience = salience_map_backward(incoming(kSaliency), picture);
-        if (to.salience.defined()) {
-          add_sobel_adjoint(picture.luma, to.salience.select(1, 3), kEdgeScale, false, to.luma);
-          if (moves) add_motion_adjoint(picture, to.salience.select(1, 4), to);
-        }
-      }
+      if (wants(r.formulas, {kSaliency}))
+        std::tie(to.salience, to.previous_salience) = salience_map_backward(incoming(kSaliency), picture);
     });
   }
   Tensor to_image, to_previous, to_fixation;

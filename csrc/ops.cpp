@@ -103,6 +103,9 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("enlarge(Tensor planes, SymInt height, SymInt width) -> Tensor", compliant);
   m.def("enlarge_backward(Tensor grad, SymInt height, SymInt width) -> Tensor", compliant);
 
+  // text: image [B, 3, H, W] in [0, 1], weights float32 [5409] of the network -> [B, H, W] in [0, 1]; no gradient
+  m.def("text_regions(Tensor image, Tensor weights) -> Tensor", compliant);
+
   // superpixel: image [B, 3, H, W] -> labels int64 [B, H, W] in 0 .. count - 1, count int64 [B] = min(n, H W); each one piece
   m.def("superpixels(Tensor image, int n) -> (Tensor, Tensor)", compliant);
   // labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture

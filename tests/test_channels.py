@@ -192,3 +192,17 @@ def test_bad_arguments() -> None:
         texvlm.build_channels(image, channels=[40])
     with pytest.raises(ValueError, match="query needs embedding="):
         texvlm.build_channels(image, query="a dog")
+
+
+def test_faint_print_is_found_by_contrast_edges_alone() -> None:
+    """Strokes of 4 % contrast beside strokes of 80 %: faint and strong ones differ 20 times as edges, hardly as contrast edges."""
+    picture = torch.full((1, 64, 128), 0.5)
+    for x in range(8, 56, 8):
+        picture[:, 16:48, x : x + 2] += 0.04
+        picture[:, 16:48, 64 + x : 66 + x] -= 0.4
+    plain, normalised = texvlm.edges(picture)[0], texvlm.contrast_edges(picture)[0]
+    faint, strong = (slice(None), slice(4, 60)), (slice(None), slice(68, 124))
+    assert plain[strong].mean() > 8 * plain[faint].mean()
+    assert normalised[strong].mean() < 3 * normalised[faint].mean()
+    texture = texvlm.build_channels(picture, channels=["edge", "contrast_edge"], levels=1).level(0)[0]
+    assert torch.equal(texture, torch.stack([plain, normalised]))

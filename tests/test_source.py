@@ -28,6 +28,7 @@ STAGES = [
     "distance",
     "salience",
     "superpixel",
+    "text",
     "channels",
     "cascade",
 ]
@@ -41,6 +42,7 @@ PINNED = [
     "generate_mipmaps",
     "reference",
     "saliency",
+    "text_regions",
 ]
 PINNED += ["sample_foveated", "select", "superpixels", "topk"]
 CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]

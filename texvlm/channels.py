@@ -397,6 +397,52 @@ class _Sources:
         return embedding.query(query) if embedding is not None else query
 
 
+def _plane(image: ImageLike, channel: str) -> Tensor:
+    return build_channels(image, channels=[channel], levels=1).level(0)[:, 0]
+
+
+def edges(image: ImageLike) -> Tensor:
+    """Channel 3 by itself: the Sobel magnitude of luma over the largest one that there can be.
+
+    Args:
+        image: see `build_channels`.
+
+    Returns:
+        [B, H, W] in [0, 1] for values in [0, 1], in the picture's dtype (float32 for uint8), borders replicated. Differentiable in
+        the picture, with gradient 0 where the magnitude is 0.
+
+    Example:
+        >>> import torch, texvlm
+        >>> step = torch.zeros(1, 4, 4).index_fill(2, torch.tensor([2, 3]), 1.0)
+        >>> (texvlm.edges(step)[0, 1] * 5**0.5).round(decimals=4).tolist()
+        [0.0, 2.0, 2.0, 0.0]
+    """
+    return _plane(image, "edge")
+
+
+def contrast_edges(image: ImageLike) -> Tensor:
+    """Channel 4 by itself: edges of the locally contrast-normalised luma, which finds print that is barely darker than its paper.
+
+    The Sobel magnitude of (I - mean) / (standard deviation + 0.02), both over 9 x 9 pixels, over twice the largest magnitude that
+    there can be on values in [0, 1], cut off at 1. Unlike `edges` it is nearly the same at any contrast well above 0.02.
+
+    Args:
+        image: see `build_channels`.
+
+    Returns:
+        [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8). Differentiable in the picture, with gradient 0 where the
+        magnitude is 0 and where it is cut off.
+
+    Example:
+        >>> import torch, texvlm
+        >>> faint = torch.full((1, 32, 32), 0.5)
+        >>> faint[:, :, 16:] += 0.1
+        >>> (texvlm.edges(faint).amax() < 0.1).item(), (texvlm.contrast_edges(faint).amax() > 0.5).item()
+        (True, True)
+    """
+    return _plane(image, "contrast_edge")
+
+
 @fake("build_channels")
 def _(
     image: Tensor,

@@ -7,6 +7,7 @@
 
 #include "contrast.h"
 #include "given.h"
+#include "rarity.h"
 
 namespace texvlm {
 

@@ -21,6 +21,7 @@ from .pyramid import generate_mipmaps, level_count, level_table, texel_count, up
 from .salience import saliency
 from .sample import sample_lod
 from .superpixel import boundaries, superpixel_channels, superpixels
+from .text import text_regions
 from .warping import motion, warp
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "superpixel_channels",
     "superpixels",
     "texel_count",
+    "text_regions",
     "update_mipmaps",
     "warp",
 ]
