@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cuda/launch.h"
+#include "export.h"
 #include "math/scalar.h"
 
 namespace texvlm {
@@ -36,7 +37,7 @@ struct Rect {
 namespace host {
 
 enum class Isa { base, v3, v4 };
-Isa isa();  // of this processor, asked once
+TEXVLM_API Isa isa();  // of this processor, asked once
 
 template <class F, class = void>
 struct HasRow : std::false_type {};
