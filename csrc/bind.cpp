@@ -8,6 +8,7 @@
 #include "gl/worker.h"
 #include "launch.h"
 #include "memory.h"
+#include "texture_cache.h"
 
 #define TEXVLM_STRING_(x) #x
 #define TEXVLM_STRING(x) TEXVLM_STRING_(x)
@@ -70,6 +71,23 @@ PYBIND11_MODULE(_C, m) {
   m.def("gl_profile", &texvlm::gl::profile, "Whether each step of the GL path is waited for and timed.");
   m.def("gl_close", &texvlm::gl::close, pybind11::call_guard<pybind11::gil_scoped_release>(), "Ends the OpenGL threads.");
   m.def("gl_simulate_loss", &texvlm::gl::simulate_loss, "For tests: the next checks find the OpenGL context lost.");
+  m.def(
+      "texture_cache_stats",
+      [] {
+        const texvlm::TextureCacheStats s = texvlm::texture_cache_stats();
+        pybind11::dict stats;
+        stats["arrays"] = s.arrays;
+        stats["bytes"] = s.bytes;
+        stats["limit"] = s.limit;
+        stats["held"] = s.held;
+        stats["hits"] = s.hits;
+        stats["fills"] = s.fills;
+        stats["created"] = s.created;
+        stats["evicted"] = s.evicted;
+        return stats;
+      },
+      "The cache of texture arrays: arrays, bytes, limit, held (by CUDA graphs); hits, fills, created, evicted since the start.");
+  m.def("empty_texture_cache", &texvlm::empty_texture_cache, "Frees the kept texture arrays, but those that CUDA graphs hold.");
 #if defined(__SANITIZE_ADDRESS__)
   m.def(
       "overflow",

@@ -22,6 +22,7 @@ STAGES = [
     "laplacian",
     "sample",
     "footprint",
+    "hardware",
     "patches",
     "fovea",
     "distance",

@@ -67,7 +67,8 @@ def generate_mipmaps(
             row-major order; mode (the most frequent value, ties to the lowest) has none.
         levels: how many levels; all by default.
         backend: "auto" or "native": C++ or CUDA kernels. "gl": the graphics driver, through OpenGL (see `texvlm.gl`: reducer mean,
-            float32 and float16; odd sides are what the driver makes of them). "texture" raises where this build has none.
+            float32 and float16; odd sides are what the driver makes of them). "texture": our pyramid, sampled through texture hardware
+            (emulated on the CPU; see `texvlm.hardware`).
 
     Returns:
         Texture with data [B, T, C]. Differentiable in a floating-point image; second derivatives for the reducer mean.
@@ -85,9 +86,7 @@ def generate_mipmaps(
         from texvlm import gl
 
         return gl.generate(image, reducer, levels)
-    if backend == "texture":
-        raise NotImplementedError(f"backend={backend!r} is not part of this build of texvlm; use 'auto' or 'native'")
-    return Texture(image, reducer, levels)
+    return Texture(image, reducer, levels, backend="texture" if backend == "texture" else "native")
 
 
 def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, int, int]] | None = None) -> Texture:
