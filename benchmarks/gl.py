@@ -69,7 +69,7 @@ def table(bench: Bench, device: torch.device, shape: tuple[int, ...], dtype: tor
 def main() -> int:
     bench = Bench(__doc__)
     devices = [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
-    verdicts, status = [], {}
+    verdicts = []
     for device in devices:
         status = gl.status(device)
         print(f"\n{device.type}: {status.reason or f'{status.vendor}, {status.renderer}, OpenGL {status.version}'}")
@@ -89,10 +89,10 @@ def main() -> int:
         single, batch, many = (ratios[label, torch.float32] for label in ("one picture", "a batch of 32", "40 channels"))
         halves = [ratios[label, torch.float16] for label in ("one picture", "a batch of 32", "40 channels")]
         winner = "software" if min(single, batch, many) >= 1 else "it depends"
-        kernels = "our kernels" if device.type == "cpu" else "our CUDA kernels"
+        driver = status.renderer.split(" (")[0]
         verdicts.append(
-            f"{device.type}: {winner}; against {kernels} the driver ({status.renderer.split(' (')[0]}) takes {single:.1f}x the time for one "
-            f"1024^2 picture, {batch:.1f}x for 32 of 256^2, {many:.1f}x for 40 channels (float16: {min(halves):.1f}x to {max(halves):.1f}x)"
+            f"{device.type}: {winner}; the driver ({driver}) takes {single:.1f}x our time for one 1024^2 picture, {batch:.1f}x for 32 of "
+            f"256^2, {many:.1f}x for 40 channels (float16: {min(halves):.1f}x to {max(halves):.1f}x)"
         )
     if len(devices) == 1:
         verdicts.append("CUDA and texture objects: not measured, no GPU here")
