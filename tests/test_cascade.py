@@ -25,7 +25,7 @@ def scored(image: torch.Tensor, dtype: torch.dtype | None = None) -> texvlm.Text
     image = image if image.dim() == 4 else image[None]
     height, width = image.shape[2:]
     levels = texvlm.level_count(height, width)
-    data = reference.build_channels(image, INDICES, levels, dtype)
+    data = reference.build_channels(image, INDICES, levels, dtype=dtype)
     reducer = [CHANNEL_REDUCERS[i] for i in INDICES]
     return texvlm.Texture.from_data(data, height, width, levels, reducer, SCORE_CHANNELS)
 

@@ -161,7 +161,7 @@ def build_channels(
             fixation = fixation[None]
         if fixation.shape[-2:] == (1, 2) and fixation.dim() == 2:
             fixation = fixation.expand(picture.shape[0], 2)
-    data = ops.build_channels(picture, indices, levels, dtype, before, fixation)
+    data = ops.build_channels(picture, indices, levels, [], [], dtype, before, fixation)
     rows = [CHANNELS[i] for i in indices]
     meta = {row.name: _source(row.index, before is not None, fixation is not None) for row in rows}
     return Texture.from_data(data, height, width, levels, [row.reducer for row in rows], [row.name for row in rows], meta)
@@ -172,6 +172,8 @@ def _(
     image: Tensor,
     channels: list[int],
     levels: int,
+    given: Sequence[Tensor],
+    given_channels: Sequence[int],
     dtype: torch.dtype | None = None,
     previous: Tensor | None = None,
     fixation: Tensor | None = None,
@@ -188,11 +190,15 @@ def _(
     image: Tensor,
     channels: list[int],
     levels: int,
+    given: Sequence[Tensor],
+    given_channels: Sequence[int],
     mask: list[bool],
     previous: Tensor | None = None,
     fixation: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    def like(value: Tensor | None, wanted: bool) -> Tensor | None:
-        return value.new_empty(value.shape, dtype=acc_dtype(value.dtype)) if wanted and value is not None else None
+) -> list[Tensor]:
+    def like(value: Tensor | None, wanted: bool) -> Tensor:
+        if not wanted or value is None:
+            return image.new_empty(0, dtype=torch.float32)
+        return value.new_empty(value.shape, dtype=acc_dtype(image.dtype if value.dim() == 4 else value.dtype))
 
-    return like(image, mask[0]), like(previous, mask[1]), like(fixation, mask[2])
+    return [like(value, wanted) for value, wanted in zip((image, previous, fixation, *given), mask, strict=True)]

@@ -1,8 +1,8 @@
 // texvlm for C++ programs: the ops as functions over torch::Tensor, gradients included. Link to the CMake target texvlm::texvlm
 // (find_package(texvlm); its directory is what `python -c "import texvlm; print(texvlm.cmake_prefix_path)"` prints).
 //
-// Each function calls the op of its name through PyTorch's dispatcher, so device, autograd and autocast work as in Python. What the
-// arguments mean is written once, at the schemas and in the Python documentation; shapes are repeated here. Example:
+// Each function calls the op of its name through PyTorch's dispatcher, so device, autograd and autocast work as in Python. What
+// the arguments mean is written once, at the schemas and in the Python documentation; shapes are repeated here. Example:
 //
 //   texvlm::Texture texture = texvlm::generate_mipmaps(image);                       // image [B, C, H, W]
 //   torch::Tensor seen = texvlm::sample_lod(texture, uv, lod);                       // uv [B, N, 2], lod [B, N] -> [B, N, C]
@@ -66,7 +66,8 @@ inline Texture generate_mipmaps(const Tensor& image, std::vector<std::string> re
   return {std::move(data), height, width, levels, std::move(reducer)};
 }
 
-// Builds the levels above the level 0 that is in the buffer, whole or inside rects int64 [R, 4] (y0, x0, y1, x1). In place, no gradient.
+// Builds the levels above the level 0 that is in the buffer, whole or inside rects int64 [R, 4] (y0, x0, y1, x1). In place, no
+// gradient.
 inline void update_mipmaps(const Texture& t, const std::optional<Tensor>& rects = std::nullopt) {
   using Signature = void(const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, const std::optional<Tensor>&);
   static const auto op = detail::op<Signature>("texvlm::update_mipmaps");
@@ -139,11 +140,12 @@ inline Tensor extract_patches(const Texture& t, const Tensor& center, const Tens
 
 // ---- fovea ----
 
-// fixation [B, F, 2] uv, offsets [N, 2] and m0, e0 in level-0 pixels -> uv [B, F, N, 2], lod [B, F, N]. Differentiable in all four.
+// fixation [B, F, 2] uv, offsets [N, 2] and m0, e0 in level-0 pixels -> uv [B, F, N, 2], lod [B, F, N]. Differentiable in all
+// four.
 inline std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& offsets, const Tensor& m0, const Tensor& e0,
                                                int64_t height, int64_t width, int64_t levels) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
-                                               int64_t);
+  using Signature =
+      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, int64_t);
   static const auto op = detail::op<Signature>("texvlm::fovea_tokens");
   return op.call(fixation, offsets, m0, e0, height, width, levels);
 }
@@ -164,6 +166,19 @@ inline Tensor saliency(const Tensor& image, const std::optional<Tensor>& previou
   return op.call(image, previous);
 }
 
+// Channels of CHANNELS (by index) of a picture [B, 3, H, W], each with its own reducer; planes [B, n, h, w] that are given
+// replace the formula of the channels given_channels. Differentiable in image, previous, fixation and given.
+inline Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels = 0, at::TensorList given = {},
+                             at::IntArrayRef given_channels = {}, std::optional<at::ScalarType> dtype = std::nullopt,
+                             const std::optional<Tensor>& previous = std::nullopt,
+                             const std::optional<Tensor>& fixation = std::nullopt) {
+  using Signature = Tensor(const Tensor&, at::IntArrayRef, int64_t, at::TensorList, at::IntArrayRef,
+                           std::optional<at::ScalarType>, const std::optional<Tensor>&, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::build_channels");
+  if (levels == 0 && image.dim() == 4) levels = level_count(image.size(2), image.size(3));
+  return op.call(image, channels, levels, given, given_channels, dtype, previous, fixation);
+}
+
 // ---- cascade ----
 
 // scores [B, N] -> the k best: values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last.
@@ -171,6 +186,16 @@ inline std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
   using Signature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
   static const auto op = detail::op<Signature>("texvlm::select_topk");
   return op.call(scores, k);
+}
+
+// Scores [B, n] of cells int64 [B, n] of `cell` pixels, from samples x samples places each; channels: where red, green, blue,
+// edge and saliency are in the texture; weights: of edge energy, entropy and saliency.
+inline Tensor score_cells(const Texture& t, const Tensor& cells, int64_t cell, int64_t samples, at::IntArrayRef channels,
+                          at::ArrayRef<double> weights) {
+  using Signature = Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, int64_t,
+                           int64_t, at::IntArrayRef, at::ArrayRef<double>);
+  static const auto op = detail::op<Signature>("texvlm::score_cells");
+  return op.call(t.data, cells, t.height, t.width, detail::names(t.reducer), t.levels, cell, samples, channels, weights);
 }
 
 }  // namespace texvlm
