@@ -43,14 +43,14 @@ cuda::Fetch<T> fetch_into(const Tensor& out, int64_t pictures, const SampleInput
 }
 
 void fetch_lod(cuda::MipArray& array, const Tensor& out, int64_t pictures, const Tensor& uv, const Tensor& lod,
-               const SampleInputs& in, void* stream) {
+               const SampleInputs& in, const cuda::Stream& stream) {
   dispatch_hardware(out.scalar_type(), [&](auto tag) {
     array.sample_lod(fetch_into<typename decltype(tag)::type>(out, pictures, in), query_view<float>(uv, lod), in.filter, stream);
   });
 }
 
 void fetch_grad(cuda::MipArray& array, const Tensor& out, int64_t pictures, const Tensor& uv, const Tensor& ddx,
-                const Tensor& ddy, int64_t max_anisotropy, const SampleInputs& in, void* stream) {
+                const Tensor& ddy, int64_t max_anisotropy, const SampleInputs& in, const cuda::Stream& stream) {
   dispatch_hardware(out.scalar_type(), [&](auto tag) {
     array.sample_grad(fetch_into<typename decltype(tag)::type>(out, pictures, in), footprint_view<float>(uv, ddx, ddy),
                       static_cast<int>(max_anisotropy), stream);
@@ -75,8 +75,9 @@ Tensor sample_lod_hardware(const Tensor& data, const Tensor& uv, const Tensor& l
   if (out.numel() == 0) return out;
 #if defined(TEXVLM_WITH_CUDA)
   if (on_cuda(data.device())) {
-    with_array(op, data, in.table, lod_samplers(in),
-               [&](cuda::MipArray& array, void* stream) { fetch_lod(array, out, data.size(0), uv, lod, in, stream); });
+    with_array(op, data, in.table, lod_samplers(in), [&](cuda::MipArray& array, const cuda::Stream& stream) {
+      fetch_lod(array, out, data.size(0), uv, lod, in, stream);
+    });
     return out;
   }
 #endif
@@ -98,7 +99,7 @@ Tensor sample_grad_hardware(const Tensor& data, const Tensor& uv, const Tensor& 
   if (out.numel() == 0) return out;
 #if defined(TEXVLM_WITH_CUDA)
   if (on_cuda(data.device())) {
-    with_array(op, data, in.table, grad_samplers(in, max_anisotropy), [&](cuda::MipArray& array, void* stream) {
+    with_array(op, data, in.table, grad_samplers(in, max_anisotropy), [&](cuda::MipArray& array, const cuda::Stream& stream) {
       fetch_grad(array, out, data.size(0), uv, ddx, ddy, max_anisotropy, in, stream);
     });
     return out;
@@ -261,7 +262,7 @@ class HardwareTexture : public torch::CustomClassHolder {
                  kName, "data", "of the shape, dtype and device that the texture was made with", shape_of(data), ' ',
                  at::toString(data.scalar_type()), " on ", data.device());
     check_texture(kName, data, height_, width_, table_.count);
-    in_turn({}, [&](void* stream) { fill_array(*array_, data, table_, stream); });
+    in_turn({}, [&](const cuda::Stream& stream) { fill_array(*array_, data, table_, stream); });
   }
 
   Tensor sample_lod(const Tensor& uv, const Tensor& lod, const std::string& filter, const std::string& address) {
@@ -270,7 +271,7 @@ class HardwareTexture : public torch::CustomClassHolder {
     const SampleInputs in{table_, reducers_, parse_filter(kName, filter), parse_address(kName, address)};
     Tensor out = new_tensor({uv.size(0), uv.size(1), like_.size(2)}, like_.scalar_type(), like_.device());
     if (out.numel() == 0) return out;
-    in_turn(lod_samplers(in), [&](void* stream) { fetch_lod(*array_, out, like_.size(0), uv, lod, in, stream); });
+    in_turn(lod_samplers(in), [&](const cuda::Stream& stream) { fetch_lod(*array_, out, like_.size(0), uv, lod, in, stream); });
     return out;
   }
 
@@ -280,8 +281,9 @@ class HardwareTexture : public torch::CustomClassHolder {
     const SampleInputs in{table_, reducers_, Filter::trilinear, parse_address(kName, address)};
     Tensor out = new_tensor({uv.size(0), uv.size(1), like_.size(2)}, like_.scalar_type(), like_.device());
     if (out.numel() == 0) return out;
-    in_turn(grad_samplers(in, max_anisotropy),
-            [&](void* stream) { fetch_grad(*array_, out, like_.size(0), uv, ddx, ddy, max_anisotropy, in, stream); });
+    in_turn(grad_samplers(in, max_anisotropy), [&](const cuda::Stream& stream) {
+      fetch_grad(*array_, out, like_.size(0), uv, ddx, ddy, max_anisotropy, in, stream);
+    });
     return out;
   }
 
@@ -295,15 +297,14 @@ class HardwareTexture : public torch::CustomClassHolder {
   template <class Body>
   void in_turn(const std::vector<cuda::SamplerState>& samplers, const Body& body) {
     const c10::DeviceGuard guard(like_.device());
-    void* const stream = current_stream(like_.device());
-    const cuda::Capture capture = cuda::capture_of(stream);
+    const cuda::Stream stream = cuda::stream_of(current_stream(like_.device()));
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (capture.id) {
+    if (stream.capture) {
       TORCH_CHECK(
           array_->has(samplers),
           "texvlm::HardwareTexture: this sampler does not exist yet, and none can be created while a CUDA graph is captured; "
           "make the same call once before the capture");
-      array_->hold(capture);
+      array_->hold(stream);
     } else {
       array_->create(samplers);
     }

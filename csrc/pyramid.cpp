@@ -48,8 +48,7 @@ void build_pyramid(const at::Tensor& image, const at::Tensor& data, const Levels
   if (on_cuda(data.device())) {
     if (data.numel() == 0) return;
     const c10::DeviceGuard guard(data.device());
-    const Tensor counters =
-        new_zeros({cuda::mip_counters<T>(table, reducers, batch, texture.channels)}, at::kInt, data.device());
+    const Tensor counters = new_zeros({cuda::mip_counters<T>(table, reducers, batch, texture.channels)}, at::kInt, data.device());
     return cuda::mip_chain(picture, texture, reducers, batch, pointer<unsigned>(counters), current_stream(data.device()));
   }
   const int k = band_levels(texture);
@@ -227,6 +226,19 @@ Tensor generate_mipmaps_backward_autograd(const Tensor& grad, SymInt height, Sym
   return call_backward(grad, height, width, reducer, levels, data);
 }
 
+// Counts the write, so that autograd sees a saved tensor change, and the cache of texture arrays its texels. (PyTorch's fallback
+// counts only what an op returns.)
+void update_mipmaps_in_place(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels,
+                             const std::optional<Tensor>& rects) {
+  using Signature = void(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&);
+  static const auto op = op_handle<Signature>("texvlm::update_mipmaps");
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    op.call(data, height, width, reducer, levels, rects);
+  }
+  torch::autograd::impl::bump_version(data);
+}
+
 }  // namespace
 
 void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& reducers) {
@@ -247,8 +259,6 @@ TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("generate_mipmaps_backward", generate_mipmaps_backward_autograd);
   m.impl("update_mipmaps", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) {
-  m.impl("update_mipmaps", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
-}
+TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) { m.impl("update_mipmaps", update_mipmaps_in_place); }
 
 }  // namespace texvlm

@@ -87,15 +87,15 @@ struct Cache {
   }
 
   Entry& for_capture(const char* op, const cuda::ArrayShape& shape, const std::vector<cuda::SamplerState>& samplers,
-                     const cuda::Capture& capture) {
+                     const cuda::Stream& stream) {
     auto found =
-        oldest([&](const Entry& e) { return e.array->held_by(capture) && e.array->shape() == shape && e.array->has(samplers); });
+        oldest([&](const Entry& e) { return e.array->held_by(stream) && e.array->shape() == shape && e.array->has(samplers); });
     if (found == entries.end()) found = oldest([&](const Entry& e) { return e.free_for(shape) && e.array->has(samplers); });
     TORCH_CHECK(
         found != entries.end(), "texvlm::", op,
         ": no texture array of this shape and sampler is free, and none can be created while a CUDA graph is captured; make "
         "the same call once before each capture");
-    found->array->hold(capture);
+    found->array->hold(stream);
     return used(found);
   }
 
@@ -169,7 +169,7 @@ cuda::ArrayShape array_shape(const char* op, const at::Tensor& data, const Level
   return {device, height, width, layers, table.count, channels, data.scalar_type() == at::kHalf};
 }
 
-void fill_array(cuda::MipArray& array, const at::Tensor& data, const Levels& table, void* stream) {
+void fill_array(cuda::MipArray& array, const at::Tensor& data, const Levels& table, const cuda::Stream& stream) {
   const auto fill = [&](auto tag) {
     array.fill(texture_view<const typename decltype(tag)::type>(data, table), data.size(0), stream);
   };
@@ -181,24 +181,23 @@ void fill_array(cuda::MipArray& array, const at::Tensor& data, const Levels& tab
 void with_array(const char* op, const at::Tensor& data, const Levels& table, const std::vector<cuda::SamplerState>& samplers,
                 const UseArray& body) {
   const c10::DeviceGuard guard(data.device());
-  void* const stream = current_stream(data.device());
+  const cuda::Stream stream = cuda::stream_of(current_stream(data.device()));
   const cuda::ArrayShape shape = array_shape(op, data, table, 4);
-  const cuda::Capture capture = cuda::capture_of(stream);
   const Content wanted = content_of(data);
   Cache& c = cache();
   const std::lock_guard<std::mutex> lock(c.mutex);
   c.retired.erase(std::remove_if(c.retired.begin(), c.retired.end(), [](const auto& a) { return !a->held(); }), c.retired.end());
-  Entry& entry = capture.id ? c.for_capture(op, shape, samplers, capture) : c.for_content(shape, wanted);
-  if (!capture.id) {
+  Entry& entry = stream.capture ? c.for_capture(op, shape, samplers, stream) : c.for_content(shape, wanted);
+  if (!stream.capture) {
     release_at_exit();
     entry.array->create(samplers);
   }
-  if (!capture.id && entry.content && entry.content->serves(wanted)) {
+  if (!stream.capture && entry.content && entry.content->serves(wanted)) {
     ++c.hits;
   } else {
     entry.content.reset();
     fill_array(*entry.array, data, table, stream);
-    if (!capture.id) entry.content = wanted;
+    if (!stream.capture) entry.content = wanted;
     ++c.fills;
   }
   body(*entry.array, stream);

@@ -33,11 +33,11 @@ void check_hardware_dtype(const char* op, const at::Tensor& data);
 #if defined(TEXVLM_WITH_CUDA)
 // The array that holds `data` [B, T, C], or an error that names the limit. channels: of a layer, 4 or 1.
 cuda::ArrayShape array_shape(const char* op, const at::Tensor& data, const Levels& table, int channels);
-void fill_array(cuda::MipArray& array, const at::Tensor& data, const Levels& table, void* stream);
+void fill_array(cuda::MipArray& array, const at::Tensor& data, const Levels& table, const cuda::Stream& stream);
 
 // Runs body on an array that is filled with `data` and has these samplers, in the order of the current stream, under the lock of
 // the cache.
-using UseArray = std::function<void(cuda::MipArray&, void* stream)>;
+using UseArray = std::function<void(cuda::MipArray&, const cuda::Stream&)>;
 void with_array(const char* op, const at::Tensor& data, const Levels& table, const std::vector<cuda::SamplerState>& samplers,
                 const UseArray& body);
 

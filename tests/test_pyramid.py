@@ -131,6 +131,19 @@ def test_index_arithmetic_beyond_2_31_elements() -> None:
         ops.update_mipmaps(data, 40000, 40000, ["mean"], 16)
 
 
+def test_updates_count_as_writes() -> None:
+    """So autograd refuses to use texels that changed after they were saved, and caches see that they did."""
+    texture = texvlm.Texture(torch.rand(1, 3, 8, 8))
+    uv = torch.rand(1, 5, 2, requires_grad=True)
+    out = texture.sample(uv, 0.3)
+    before = texture.data._version
+    texvlm.update_mipmaps(texture)
+    texvlm.update_mipmaps(texture, [(0, 0, 2, 2)])
+    assert texture.data._version == before + 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 class TestTexture:
     def test_inputs(self) -> None:
         from PIL import Image

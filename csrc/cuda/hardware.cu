@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <mutex>
 
 #include "launch.cuh"
 
@@ -204,6 +205,10 @@ cudaTextureAddressMode address_mode(Address address) {
 
 ArrayLimits array_limits(int device) {
   if (device < 0) check(cudaGetDevice(&device), "cudaGetDevice");
+  static std::mutex mutex;
+  static std::map<int, ArrayLimits> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (const auto found = known.find(device); found != known.end()) return found->second;
   const auto least = [&](std::initializer_list<cudaDeviceAttr> attributes) {
     int smallest = INT_MAX;
     for (const cudaDeviceAttr attribute : attributes) {
@@ -213,23 +218,24 @@ ArrayLimits array_limits(int device) {
     }
     return smallest;
   };
-  return {
-      least({cudaDevAttrMaxTexture2DLayeredWidth, cudaDevAttrMaxSurface2DLayeredWidth, cudaDevAttrMaxTexture2DMipmappedWidth}),
-      least({cudaDevAttrMaxTexture2DLayeredHeight, cudaDevAttrMaxSurface2DLayeredHeight, cudaDevAttrMaxTexture2DMipmappedHeight}),
-      least({cudaDevAttrMaxTexture2DLayeredLayers, cudaDevAttrMaxSurface2DLayeredLayers})};
+  return known[device] = {least({cudaDevAttrMaxTexture2DLayeredWidth, cudaDevAttrMaxSurface2DLayeredWidth,
+                                 cudaDevAttrMaxTexture2DMipmappedWidth}),
+                          least({cudaDevAttrMaxTexture2DLayeredHeight, cudaDevAttrMaxSurface2DLayeredHeight,
+                                 cudaDevAttrMaxTexture2DMipmappedHeight}),
+                          least({cudaDevAttrMaxTexture2DLayeredLayers, cudaDevAttrMaxSurface2DLayeredLayers})};
 }
 
-Capture capture_of(void* stream) {
+Stream stream_of(void* handle) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   cudaGraph_t graph = nullptr;
 #if CUDART_VERSION >= 13000
-  check(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id, &graph), "cudaStreamGetCaptureInfo");
+  check(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(handle), &status, &id, &graph), "cudaStreamGetCaptureInfo");
 #else
-  check(cudaStreamGetCaptureInfo_v2(static_cast<cudaStream_t>(stream), &status, &id, &graph), "cudaStreamGetCaptureInfo");
+  check(cudaStreamGetCaptureInfo_v2(static_cast<cudaStream_t>(handle), &status, &id, &graph), "cudaStreamGetCaptureInfo");
 #endif
-  if (status != cudaStreamCaptureStatusActive) return {};
-  return {id, graph};
+  if (status != cudaStreamCaptureStatusActive) return {handle, 0, nullptr};
+  return {handle, id, graph};
 }
 
 MipArray::MipArray(const ArrayShape& shape) : shape_(shape), process_(getpid()) {
@@ -304,8 +310,8 @@ void MipArray::create(const std::vector<SamplerState>& states) {
   }
 }
 
-void MipArray::hold(const Capture& capture) {
-  if (held_by(capture)) return;
+void MipArray::hold(const Stream& stream) {
+  if (held_by(stream)) return;
   auto* mine = new std::shared_ptr<std::atomic<int>>(graphs_);
   const cudaHostFn_t let_go = [](void* p) {  // runs when the graph and all its instances are gone; may not call CUDA
     auto* graphs = static_cast<std::shared_ptr<std::atomic<int>>*>(p);
@@ -317,24 +323,23 @@ void MipArray::hold(const Capture& capture) {
   if (error != cudaSuccess) delete mine;
   check(error, "cudaUserObjectCreate");
   ++*graphs_;
-  check(cudaGraphRetainUserObject(static_cast<cudaGraph_t>(capture.graph), object, 1, cudaGraphUserObjectMove),
+  check(cudaGraphRetainUserObject(static_cast<cudaGraph_t>(stream.graph), object, 1, cudaGraphUserObjectMove),
         "cudaGraphRetainUserObject");
 }
 
 // Events of another capture, or of none, mean nothing in this one and may not be waited for: what ran before a capture has ended
 // when its graph is replayed (torch.cuda.graph synchronises), and after a graph is gone none of it runs.
-void MipArray::begin(void* stream, bool write) {
-  const Capture capture = capture_of(stream);
-  if (capture.id != capture_) {
+void MipArray::begin(const Stream& stream, bool write) {
+  if (stream.capture != capture_) {
     for (const Use& use : reads_) spare_.push_back(use.event);
     if (fill_.event) spare_.push_back(fill_.event);
     reads_.clear();
     fill_ = {};
-    capture_ = capture.id;
+    capture_ = stream.capture;
   }
   const auto wait = [&](const Use& use) {
-    if (use.event && use.stream != stream)
-      check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(use.event), 0),
+    if (use.event && use.stream != stream.handle)
+      check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream.handle), static_cast<cudaEvent_t>(use.event), 0),
             "cudaStreamWaitEvent");
   };
   wait(fill_);
@@ -346,14 +351,14 @@ void MipArray::begin(void* stream, bool write) {
   reads_.clear();
 }
 
-void MipArray::end(void* stream, bool write) {
+void MipArray::end(const Stream& stream, bool write) {
   Use* use = &fill_;
   if (!write) {
-    auto found = std::find_if(reads_.begin(), reads_.end(), [&](const Use& r) { return r.stream == stream; });
+    auto found = std::find_if(reads_.begin(), reads_.end(), [&](const Use& r) { return r.stream == stream.handle; });
     if (found == reads_.end()) found = reads_.insert(found, Use{});
     use = &*found;
   }
-  use->stream = stream;
+  use->stream = stream.handle;
   if (!use->event && !spare_.empty()) {
     use->event = spare_.back();
     spare_.pop_back();
@@ -363,11 +368,11 @@ void MipArray::end(void* stream, bool write) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     use->event = event;
   }
-  check(cudaEventRecord(static_cast<cudaEvent_t>(use->event), static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+  check(cudaEventRecord(static_cast<cudaEvent_t>(use->event), static_cast<cudaStream_t>(stream.handle)), "cudaEventRecord");
 }
 
 template <class T>
-void MipArray::fill(const TextureView<const T>& data, int64_t pictures, void* stream) {
+void MipArray::fill(const TextureView<const T>& data, int64_t pictures, const Stream& stream) {
   begin(stream, true);
   Surfaces surfaces{};
   int64_t blocks = 0;
@@ -380,38 +385,39 @@ void MipArray::fill(const TextureView<const T>& data, int64_t pictures, void* st
   const bool aligned =
       data.channels % shape_.channels == 0 && reinterpret_cast<uintptr_t>(data.data) % (shape_.channels * sizeof(T)) == 0;
   const dim3 grid(static_cast<unsigned>(blocks), at_most(pictures, kMaxGridYZ));
-  launch(shape_.channels == 4 ? fill_kernel<T, 4> : fill_kernel<T, 1>, grid, kThreads, 0, stream, data, surfaces, pictures,
+  launch(shape_.channels == 4 ? fill_kernel<T, 4> : fill_kernel<T, 1>, grid, kThreads, 0, stream.handle, data, surfaces, pictures,
          layers, aligned);
   end(stream, true);
 }
 
 template <class T>
-void MipArray::sample_lod(const Fetch<T>& fetch, const QueryView<float>& queries, Filter filter, void* stream) {
+void MipArray::sample_lod(const Fetch<T>& fetch, const QueryView<float>& queries, Filter filter, const Stream& stream) {
   begin(stream, false);
   for (const SamplerState& state : samplers_for(filter, fetch.address, 1, fetch.reducers)) {
     const bool nearest = state.filter == Filter::nearest;
     const Target<T> target{samplers_.at(state), fetch, shape_.channels, nearest || !fetch.reducers.any_mode,
                            !nearest || filter == Filter::nearest};
-    launch_queries(FetchLod<T>{target, queries, state.filter}, fetch.batch, fetch.count, fetch.channels, stream);
+    launch_queries(FetchLod<T>{target, queries, state.filter}, fetch.batch, fetch.count, fetch.channels, stream.handle);
   }
   end(stream, false);
 }
 
 template <class T>
-void MipArray::sample_grad(const Fetch<T>& fetch, const FootprintView<float>& queries, int max_anisotropy, void* stream) {
+void MipArray::sample_grad(const Fetch<T>& fetch, const FootprintView<float>& queries, int max_anisotropy, const Stream& stream) {
   begin(stream, false);
   for (const SamplerState& state : samplers_for(Filter::trilinear, fetch.address, max_anisotropy, fetch.reducers)) {
     const bool nearest = state.filter == Filter::nearest;
     const Target<T> target{samplers_.at(state), fetch, shape_.channels, nearest || !fetch.reducers.any_mode, !nearest};
-    launch_queries(FetchGrad<T>{target, queries, max_anisotropy, nearest}, fetch.batch, fetch.count, fetch.channels, stream);
+    launch_queries(FetchGrad<T>{target, queries, max_anisotropy, nearest}, fetch.batch, fetch.count, fetch.channels,
+                   stream.handle);
   }
   end(stream, false);
 }
 
-#define TEXVLM_MIP_ARRAY(T)                                                                    \
-  template void MipArray::fill(const TextureView<const T>&, int64_t, void*);                   \
-  template void MipArray::sample_lod(const Fetch<T>&, const QueryView<float>&, Filter, void*); \
-  template void MipArray::sample_grad(const Fetch<T>&, const FootprintView<float>&, int, void*)
+#define TEXVLM_MIP_ARRAY(T)                                                                            \
+  template void MipArray::fill(const TextureView<const T>&, int64_t, const Stream&);                   \
+  template void MipArray::sample_lod(const Fetch<T>&, const QueryView<float>&, Filter, const Stream&); \
+  template void MipArray::sample_grad(const Fetch<T>&, const FootprintView<float>&, int, const Stream&)
 TEXVLM_MIP_ARRAY(float);
 TEXVLM_MIP_ARRAY(Half);
 TEXVLM_MIP_ARRAY(BFloat16);

@@ -47,12 +47,13 @@ struct SamplerState {
   }
 };
 
-// The CUDA graph that a stream is capturing; id is 0 when it is not.
-struct Capture {
-  unsigned long long id = 0;
-  void* graph = nullptr;
+// A stream, and the CUDA graph that it is capturing; capture is 0 when it is not.
+struct Stream {
+  void* handle;
+  unsigned long long capture;
+  void* graph;
 };
-Capture capture_of(void* stream);
+Stream stream_of(void* handle);
 
 // What both kinds of queries share. Picture b of the queries reads picture b of the array, or its only one.
 template <class T>
@@ -89,16 +90,16 @@ class MipArray {
 
   // All levels of `pictures` pictures, from the packed buffer. Asynchronous.
   template <class T>
-  void fill(const TextureView<const T>& data, int64_t pictures, void* stream);
+  void fill(const TextureView<const T>& data, int64_t pictures, const Stream& stream);
   // Asynchronous; the samplers must be there.
   template <class T>
-  void sample_lod(const Fetch<T>& fetch, const QueryView<float>& queries, Filter filter, void* stream);
+  void sample_lod(const Fetch<T>& fetch, const QueryView<float>& queries, Filter filter, const Stream& stream);
   template <class T>
-  void sample_grad(const Fetch<T>& fetch, const FootprintView<float>& queries, int max_anisotropy, void* stream);
+  void sample_grad(const Fetch<T>& fetch, const FootprintView<float>& queries, int max_anisotropy, const Stream& stream);
 
-  void hold(const Capture& capture);  // until its graph is destroyed
+  void hold(const Stream& stream);  // until the graph that it captures is destroyed
   bool held() const { return *graphs_ != 0; }
-  bool held_by(const Capture& capture) const { return held() && capture.id == capture_; }
+  bool held_by(const Stream& stream) const { return held() && stream.capture == capture_; }
 
  private:
   struct Use {
@@ -106,8 +107,8 @@ class MipArray {
     void* event;
   };
   void release() noexcept;
-  void begin(void* stream, bool write);
-  void end(void* stream, bool write);
+  void begin(const Stream& stream, bool write);
+  void end(const Stream& stream, bool write);
 
   ArrayShape shape_;
   int process_;
