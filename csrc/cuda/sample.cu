@@ -188,4 +188,5 @@ TEXVLM_SAMPLE(double);
 TEXVLM_SAMPLE(Half);
 TEXVLM_SAMPLE(BFloat16);
 
+
 }  // namespace texvlm::cuda
