@@ -80,7 +80,9 @@ struct Scheduler {
   Thread* current = nullptr;
   Fiber host;
   void* host_identity;
-  std::vector<Fiber*> idle;
+  std::vector<Fiber*> idle, used;
+  std::vector<void*> names, used_names;
+  int names_made = 0;
   std::vector<std::unique_ptr<Block>> blocks;  // resident, or free for the next
   std::vector<Block*> vacant;
   std::deque<Thread*> fresh, ready;
@@ -106,6 +108,22 @@ void free_memory(void* p) {
   ::operator delete(p);
 }
 
+// A name for the race checker, which takes its time to make one; it has 8128 in all. Kept between launches, as nothing in one
+// happens at the same time as anything in the next.
+void* new_name() {
+  if (!kRaces) return nullptr;
+  if (s.names.empty()) {
+    if (++s.names_made > 8000) fail({s.launch->site->source, 0}, "more than 8000 threads in one launch: too many for the race checker");
+    return new_identity();
+  }
+  void* const name = s.names.back();
+  s.names.pop_back();
+  assume_identity(name);
+  acquire(s.launch);
+  assume_identity(s.host_identity);
+  return name;
+}
+
 // --- blocks -----------------------------------------------------------------------------------------------------------------------
 
 void admit() {
@@ -119,7 +137,10 @@ void admit() {
   const uint64_t n = s.next_block++;
   b.index = {static_cast<unsigned>(n % g.x), static_cast<unsigned>(n / g.x % g.y), static_cast<unsigned>(n / g.x / g.y)};
   const unsigned count = d.x * d.y * d.z;
-  b.threads.resize(count);
+  {
+    const Unchecked unchecked;  // kernels read what other lanes passed from here
+    b.threads.resize(count);
+  }
   b.warps.resize((count + kLanes - 1) / kLanes);
   b.live = count;
   b.waiting = 0;
@@ -143,7 +164,7 @@ void admit() {
     t.fiber = nullptr;
     t.ended = false;
     t.waits = nullptr;
-    t.identity = new_identity();
+    t.identity = new_name();
     s.fresh.push_back(&t);
   }
 }
@@ -153,7 +174,8 @@ void retire(Block& b) {
   b.shared.clear();
   if (b.dynamic) free_memory(b.dynamic);
   if (b.orders) free_memory(b.orders);
-  for (Thread& t : b.threads) end_identity(t.identity);
+  if (kRaces)
+    for (Thread& t : b.threads) s.used_names.push_back(t.identity);
   s.vacant.push_back(&b);
 }
 
@@ -278,7 +300,13 @@ void end(Thread& t) {
   if (b.waiting == b.live) pass_barrier(b);
 }
 
-// A fiber runs threads from their beginning to their end, one after another, as long as none of them waits.
+void resume(Thread& t) {
+  if (t.fiber == nullptr) t.fiber = idle_fiber();
+  enter(t);
+}
+
+// A fiber runs threads from their beginning to their end, one after another, as long as none of them waits. For the race checker
+// each thread of a launch has a stack of its own: what two of them have there at one address is not shared.
 void fiber_main() {
   fiber_entered();
   for (;;) {
@@ -287,14 +315,14 @@ void fiber_main() {
     Fiber* const self = t.fiber;
     end(t);
     Thread* const next = pick();
-    if (next == nullptr || next->fiber != nullptr) {
-      s.idle.push_back(self);
-      if (next) enter(*next);
-      switch_fiber(*self, next ? *next->fiber : s.host);
-    } else {
+    if (next && next->fiber == nullptr && !kRaces) {
       next->fiber = self;
       enter(*next);
+      continue;
     }
+    (kRaces ? s.used : s.idle).push_back(self);
+    if (next) resume(*next);
+    switch_fiber(*self, next ? *next->fiber : s.host);
   }
 }
 
@@ -302,8 +330,7 @@ void fiber_main() {
 void park() {
   Thread& t = *s.current;
   Thread& next = *pick();
-  if (next.fiber == nullptr) next.fiber = idle_fiber();
-  enter(next);
+  resume(next);
   if (&next != &t) switch_fiber(*t.fiber, *next.fiber);
 }
 
@@ -417,13 +444,17 @@ void run(const Launch& launch) {
   s.warp_ids = 0;
   s.host.stack = nullptr;  // this launch may come from another thread than the last
   s.host_identity = host_identity();
+  release(&launch);
   Thread& first = *pick();
-  first.fiber = idle_fiber();
-  enter(first);
+  resume(first);
   switch_fiber(s.host, *first.fiber);
   assume_identity(s.host_identity);
   s.current = nullptr;
   acquire(&launch);
+  s.idle.insert(s.idle.end(), s.used.begin(), s.used.end());
+  s.used.clear();
+  s.names.insert(s.names.end(), s.used_names.begin(), s.used_names.end());
+  s.used_names.clear();
 }
 
 int barrier(const char* kind, bool vote, Where where) {

@@ -6,7 +6,6 @@
 extern "C" {
 void* __tsan_get_current_fiber();
 void* __tsan_create_fiber(unsigned flags);
-void __tsan_destroy_fiber(void*);
 void __tsan_switch_to_fiber(void*, unsigned flags);  // flag 1: no synchronisation
 void __tsan_acquire(void*);
 void __tsan_release(void*);
@@ -23,7 +22,6 @@ namespace texvlm::shim {
 constexpr bool kRaces = true;
 inline void* host_identity() { return __tsan_get_current_fiber(); }
 inline void* new_identity() { return __tsan_create_fiber(0); }
-inline void end_identity(void* identity) { __tsan_destroy_fiber(identity); }
 inline void assume_identity(void* identity) { __tsan_switch_to_fiber(identity, 1); }
 inline void acquire(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
 inline void release(const void* object) { __tsan_release(const_cast<void*>(object)); }
@@ -41,7 +39,6 @@ struct Unchecked {
 constexpr bool kRaces = false;
 inline void* host_identity() { return nullptr; }
 inline void* new_identity() { return nullptr; }
-inline void end_identity(void*) {}
 inline void assume_identity(void*) {}
 inline void acquire(const void*) {}
 inline void release(const void*) {}
