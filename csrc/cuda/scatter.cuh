@@ -28,13 +28,11 @@ namespace {
 template <int W, class A>
 __device__ void atomic_add(A* target, const A (&value)[W]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  constexpr bool kVector = W == 4 && std::is_same_v<A, float>;
-#else
-  constexpr bool kVector = false;
-#endif
-  if constexpr (kVector) {
+  if constexpr (W == 4 && std::is_same_v<A, float>) {
     atomicAdd(reinterpret_cast<float4*>(target), float4{value[0], value[1], value[2], value[3]});
-  } else {
+  } else
+#endif
+  {
 #pragma unroll
     for (int w = 0; w < W; ++w) atomicAdd(target + w, value[w]);
   }
