@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(kThreads)
   TEXVLM_SHARED(partial, A[5][kThreads]);
   const int me = static_cast<int>(threadIdx.x), q = me / shape.lanes, s = me - q * shape.lanes;
   const int64_t channels = f.texture.channels;
+  sink.start();
   const Levels& levels = f.texture.levels;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * shape.queries; first < all;
        first += static_cast<int64_t>(gridDim.x) * shape.queries) {
@@ -109,7 +110,7 @@ void sample_grad_adjoint(const SampleGradAdjoint<T, 0>& f, int64_t batch, const 
     const QueryShape shape = QueryShape::of(channels, W);
     if (fixed.sums) {
       launch(sample_grad_adjoint_kernel<T, W, FixedSink<A>>, shape.grid(all), shape.threads(), 0, stream, f,
-             FixedSink<A>{f.grad_data, fixed}, all, shape);
+             FixedSink<A>{f.grad_data, fixed, 0}, all, shape);
     } else {
       launch(sample_grad_adjoint_kernel<T, W, FloatSink<A>>, shape.grid(all), shape.threads(), 0, stream, f,
              FloatSink<A>{f.grad_data}, all, shape);

@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   using A = Acc<T>;
   const int64_t plane = static_cast<int64_t>(f.grid.size) * f.grid.size, channels = f.texture.channels;
   const int64_t c0 = blockIdx.y * part_channels, c1 = minimum(channels, c0 + part_channels);
+  sink.start();
   const bool framed = f.center || f.lod || f.axes;
   for (int64_t i = blockIdx.x; i < all * parts; i += gridDim.x) {
     const int64_t patch = i / parts, part = i - patch * parts, b = patch / f.grid.count, n = patch - b * f.grid.count;
@@ -154,7 +155,7 @@ void patches_adjoint(const ExtractPatchesAdjoint<T, 0>& f, int64_t batch, const 
   with_width<T>(channels, packs<4>(f.texture.data) && packs<4>(f.texels.data), [&](auto width) {
     constexpr int W = decltype(width)::value;
     if (fixed.sums) {
-      launch(patches_adjoint_kernel<T, W, FixedSink<A>>, grid, kThreads, 0, stream, f, FixedSink<A>{f.texels.data, fixed}, all,
+      launch(patches_adjoint_kernel<T, W, FixedSink<A>>, grid, kThreads, 0, stream, f, FixedSink<A>{f.texels.data, fixed, 0}, all,
              parts, part_channels);
     } else {
       launch(patches_adjoint_kernel<T, W, FloatSink<A>>, grid, kThreads, 0, stream, f, FloatSink<A>{f.texels.data}, all, parts,

@@ -1,7 +1,8 @@
 // How kernels add to gradients that several threads touch.
 //
-// Sinks have add(live, at, value): W neighbouring values, at element `at`. All lanes of a warp call it together, those without
-// something to add with live = false: below sm_90 lanes that hit one texel are matched, and one of them adds for all.
+// Sinks have start(), called once, and add(live, at, value): W neighbouring values, at element `at`. All lanes of a warp call it
+// together, those without something to add with live = false: below sm_90 lanes that hit one texel are matched, and one of them
+// adds for all.
 #pragma once
 
 #include <cmath>
@@ -64,6 +65,7 @@ template <class A>
 struct FloatSink {
   A* target;
 
+  __device__ void start() {}
   template <int W>
   __device__ void add(bool live, int64_t at, A (&value)[W]) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -88,11 +90,12 @@ template <class A>
 struct FixedSink {
   A* target;
   FixedPoint fixed;
+  double scale;
 
+  __device__ void start() { scale = fixed_scale(fixed); }
   template <int W>
   __device__ void add(bool live, int64_t at, A (&value)[W]) const {
     if (!live) return;
-    const double scale = fixed_scale(fixed);
 #pragma unroll
     for (int w = 0; w < W; ++w) {
       if (finite(value[w])) {
