@@ -41,7 +41,7 @@ def sample_lod(
         (trilinear; zero outside [0, levels - 1]); at cell edges and whole LODs those of the right side; zero for queries that are not
         finite. Second derivatives raise. CPU results do not depend on the number of threads. On CUDA the gradient of the texels is
         summed by atomics; under torch.use_deterministic_algorithms in fixed point, with the same bits in every run, to
-        (number of queries)^2 * max |gradient| * 2^-62 at worst.
+        (number of queries)^2 * max |gradient| * 2^-60 at worst.
 
     Raises:
         ValueError: for shapes, dtypes, devices or names that do not fit.
