@@ -83,15 +83,14 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
     if (on_cuda(device)) {
       const c10::DeviceGuard guard(device);
       const FixedSums fixed(grad, grads[0], batch * count);
-      const SampleGradAdjoint<T, 0> f{texture, view,        incoming, to[0], to[1], to[2], to[3], count,
-                                      in.reducers, most, in.address};
+      const SampleGradAdjoint<T, 0> f{texture, view, incoming, to[0], to[1], to[2], to[3], count, in.reducers, most, in.address};
       cuda::sample_grad_adjoint(f, batch, fixed.view, current_stream(device));
       return fixed.template add_to<A>(grads[0]);
     }
     const auto run = [&](A* texels, A* uv_, A* ddx_, A* ddy_) {
       if (!texels && !uv_ && !ddx_ && !ddy_) return;
-      for_each_query_on_host<SampleGradAdjoint, T>(batch, count, 4 * channels, channels, texels != nullptr, texture, view, incoming,
-                                                   texels, uv_, ddx_, ddy_, count, in.reducers, most, in.address);
+      for_each_query_on_host<SampleGradAdjoint, T>(batch, count, 4 * channels, channels, texels != nullptr, texture, view,
+                                                   incoming, texels, uv_, ddx_, ddy_, count, in.reducers, most, in.address);
     };
     run(nullptr, to[1], to[2], to[3]);  // the scatter runs in one thread, in the order of the queries
     run(to[0], nullptr, nullptr, nullptr);

@@ -88,7 +88,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& g
     using T = typename decltype(tag)::type;
     const auto maybe = [](const Tensor& t) { return t.defined() ? pointer<T>(t) : nullptr; };
     const auto given = [](const Tensor& t) { return static_cast<const T*>(pointer<T>(t)); };
-    const FoveaTokensAdjoint<T, 0> adjoint{f.view<T>(),       given(uv),     given(lod),  maybe(to_fixation),
+    const FoveaTokensAdjoint<T, 0> adjoint{f.view<T>(),       given(uv),    given(lod),  maybe(to_fixation),
                                            maybe(to_offsets), maybe(to_m0), maybe(to_e0)};
     if (on_cuda(fixation.device())) {
       const c10::DeviceGuard guard(fixation.device());

@@ -63,7 +63,8 @@ Tensor extract_patches(const Tensor& data, const Tensor& center, const Tensor& l
     const auto grid = p.grid<Acc<T>>();
     if (on_cuda(data.device())) {
       const c10::DeviceGuard guard(data.device());
-      return cuda::patches(ExtractPatches<T, 0>{texture, grid, p.reducers, pointer<T>(out)}, p.batch, current_stream(data.device()));
+      return cuda::patches(ExtractPatches<T, 0>{texture, grid, p.reducers, pointer<T>(out)}, p.batch,
+                           current_stream(data.device()));
     }
     for_each_query_on_host<ExtractPatches, T>(p.batch, p.count, size * size * p.channels, p.channels, false, texture, grid,
                                               p.reducers, pointer<T>(out));
@@ -97,8 +98,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
     if (on_cuda(data.device())) {
       const c10::DeviceGuard guard(data.device());
       const FixedSums fixed(grad, texels, p.batch * p.count * size * size);
-      const ExtractPatchesAdjoint<T, 0> f{texture, p.grid<A>(), p.reducers, incoming, target, maybe(grad_center), maybe(grad_lod),
-                                          maybe(grad_axes)};
+      const ExtractPatchesAdjoint<T, 0> f{texture, p.grid<A>(),        p.reducers,      incoming,
+                                          target,  maybe(grad_center), maybe(grad_lod), maybe(grad_axes)};
       cuda::patches_adjoint(f, p.batch, fixed.view, current_stream(data.device()));
       return fixed.template add_to<A>(texels);
     }

@@ -48,8 +48,7 @@ void build_pyramid(const at::Tensor& image, const at::Tensor& data, const Levels
   if (on_cuda(data.device())) {
     if (data.numel() == 0) return;
     const c10::DeviceGuard guard(data.device());
-    const Tensor counters =
-        new_zeros({cuda::mip_counters<T>(table, reducers, batch, texture.channels)}, at::kInt, data.device());
+    const Tensor counters = new_zeros({cuda::mip_counters<T>(table, reducers, batch, texture.channels)}, at::kInt, data.device());
     return cuda::mip_chain(picture, texture, reducers, batch, pointer<unsigned>(counters), current_stream(data.device()));
   }
   const int k = band_levels(texture);

@@ -258,7 +258,9 @@ def test_tile_borders_of_every_reducer(size: tuple[int, int], channels: int, dev
     chain_equals_reference(image.to(device), reducers, torch.float32, 2e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2), (torch.float64, 1e-12)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2), (torch.float64, 1e-12)], ids=str
+)
 @pytest.mark.parametrize("channels", [3, 10])
 def test_tile_borders_of_every_dtype(dtype: torch.dtype, tolerance: float, channels: int, device: torch.device) -> None:
     for size in ((65, 70), (128, 64)):

@@ -74,8 +74,7 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t at = b * f.texture.batch_stride + c;
         const Bilinear<A> none{};
         scatter_packs(sink, at, channels, here ? tap.near : none, live, A(1) - t, gc);
-        if (__any_sync(kAllLanes, t != A(0)))
-          scatter_packs(sink, at, channels, here ? tap.far : none, live && t != A(0), t, gc);
+        if (__any_sync(kAllLanes, t != A(0))) scatter_packs(sink, at, channels, here ? tap.far : none, live && t != A(0), t, gc);
       }
       if (mine && f.coordinates()) sums.add(along[q], tap.level, near, far, levels);
       __syncthreads();

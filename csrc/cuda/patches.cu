@@ -138,9 +138,8 @@ void patches(const ExtractPatches<T, 0>& f, int64_t batch, void* stream) {
   const int64_t all = batch * f.grid.count, channels = f.texture.channels, parts = ceil_div(f.plane(), kThreads);
   if (all <= 0 || channels <= 0) return;
   const dim3 grid(at_most(all * parts, INT32_MAX), static_cast<unsigned>(ceil_div(channels, kPatchChannels)));
-  with_width<T>(channels, packs<4>(f.texture.data), [&](auto width) {
-    launch(patches_kernel<T, decltype(width)::value>, grid, kThreads, 0, stream, f, all, parts);
-  });
+  with_width<T>(channels, packs<4>(f.texture.data),
+                [&](auto width) { launch(patches_kernel<T, decltype(width)::value>, grid, kThreads, 0, stream, f, all, parts); });
 }
 
 template <class T>
@@ -164,7 +163,7 @@ void patches_adjoint(const ExtractPatchesAdjoint<T, 0>& f, int64_t batch, const 
   });
 }
 
-#define TEXVLM_PATCHES(T)                                                 \
+#define TEXVLM_PATCHES(T)                                                \
   template void patches<T>(const ExtractPatches<T, 0>&, int64_t, void*); \
   template void patches_adjoint<T>(const ExtractPatchesAdjoint<T, 0>&, int64_t, const FixedPoint&, void*)
 TEXVLM_PATCHES(float);

@@ -1,8 +1,8 @@
 // Sampling at an explicit level of detail, and its adjoint.
 //
 // Forward, more than 4 channels: 8 texels of a query in (two levels of four, most of them from the caches), its channels out.
-// Adjoint: the same 8 texels and the incoming gradient in where uv or lod want a gradient, 8 texels added to; zeros are not added.
-// Up to 4 channels a thread per query is as good: it reads whole texels, and nothing is computed twice.
+// Adjoint: the same 8 texels and the incoming gradient in where uv or lod want a gradient, 8 texels added to; zeros are not
+// added. Up to 4 channels a thread per query is as good: it reads whole texels, and nothing is computed twice.
 #include "sample.h"
 
 #include "lanes.cuh"
@@ -181,13 +181,12 @@ void sample_adjoint(const SampleLodAdjoint<T, 0>& f, int64_t batch, const FixedP
   });
 }
 
-#define TEXVLM_SAMPLE(T)                                             \
+#define TEXVLM_SAMPLE(T)                                           \
   template void sample<T>(const SampleLod<T, 0>&, int64_t, void*); \
   template void sample_adjoint<T>(const SampleLodAdjoint<T, 0>&, int64_t, const FixedPoint&, void*)
 TEXVLM_SAMPLE(float);
 TEXVLM_SAMPLE(double);
 TEXVLM_SAMPLE(Half);
 TEXVLM_SAMPLE(BFloat16);
-
 
 }  // namespace texvlm::cuda

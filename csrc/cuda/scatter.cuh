@@ -108,7 +108,8 @@ struct FixedSink {
   }
 };
 
-// The block's sum in thread 0, always in the same order: lanes as a tree, then warps one after another. The block is in step after.
+// The block's sum in thread 0, always in the same order: lanes as a tree, then warps one after another. The block is in step
+// after.
 template <class A>
 __device__ A block_sum(A value) {
   TEXVLM_SHARED(sums, A[kWarps]);
