@@ -478,8 +478,8 @@ def test_topk_is_a_stable_sort_of_any_row(n: int, k: int, kind: str, device: tor
     scores = kinds(n, kind)
     values, indices = texvlm.topk(scores.to(device), k)
     keys = scores + 0.0  # -0 equals 0
-    order = torch.where(keys.isnan(), -math.inf, keys).sort(1, descending=True, stable=True).indices
-    order = order.gather(1, keys.gather(1, order).isnan().long().sort(1, stable=True).indices)[:, :k]
+    order = torch.where(keys.isnan(), -math.inf, keys).sort(dim=1, descending=True, stable=True).indices
+    order = order.gather(1, keys.gather(1, order).isnan().long().sort(dim=1, stable=True).indices)[:, :k]
     assert torch.equal(indices.cpu(), order)
     assert torch.equal(values.cpu().view(torch.int32), scores.gather(1, order).view(torch.int32)), "the very bits"
 
@@ -489,7 +489,7 @@ def test_topk_is_a_stable_sort_of_any_row(n: int, k: int, kind: str, device: tor
 def test_topk_of_every_dtype(n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
     scores = torch.randn(2, n, dtype=torch.float64).to(dtype)
     values, indices = texvlm.topk(scores.to(device), k)
-    order = scores.double().sort(1, descending=True, stable=True).indices[:, :k]
+    order = scores.double().sort(dim=1, descending=True, stable=True).indices[:, :k]
     assert torch.equal(indices.cpu(), order) and torch.equal(values.cpu(), scores.gather(1, order))
 
 
