@@ -40,7 +40,9 @@ def per_query(bench: Bench, features: Tensor, shown: Tensor, queries: Tensor, pc
     """Prints what each query finds; returns the worst average precision on the axes, and the mean margin."""
     laid = 0.5 + 0.5 * pca.transform_text(queries) @ pca.transform(features).T
     full = queries @ features.T
-    print("\nwhat each query finds (relevance: 0.5 says nothing; margin: median of its own cells over the 99th percentile of all others)")
+    print(
+        "\nwhat each query finds (relevance: 0.5 says nothing; margin: median of its own cells over the 99th percentile of all others)"
+    )
     print(f"  {'query':8} {'cells':>6} {'AP, 64':>8} {'AP, 16':>8} {'own':>6} {'digits':>7} {'ground':>7} {'margin':>7}")
     found = []
     for digit, word in enumerate(WORDS):
@@ -49,8 +51,13 @@ def per_query(bench: Bench, features: Tensor, shown: Tensor, queries: Tensor, pc
         margin = float(values[own].median() - values[~own].quantile(0.99))
         row = [average_precision(full[digit], own), average_precision(values, own)]
         means = [float(values[part].mean()) for part in (own, other, ground)]
-        print(f"  {word:8} {int(own.sum()):6d} {row[0]:8.3f} {row[1]:8.3f} {means[0]:6.2f} {means[1]:7.2f} {means[2]:7.2f} {margin:+7.2f}")
-        bench.figure(f"query {word}", {"full": row[0], "axes": row[1], "own": means[0], "digits": means[1], "ground": means[2], "margin": margin})
+        print(
+            f"  {word:8} {int(own.sum()):6d} {row[0]:8.3f} {row[1]:8.3f} {means[0]:6.2f} {means[1]:7.2f} {means[2]:7.2f} {margin:+7.2f}"
+        )
+        bench.figure(
+            f"query {word}",
+            {"full": row[0], "axes": row[1], "own": means[0], "digits": means[1], "ground": means[2], "margin": margin},
+        )
         found.append((row[1], margin))
     return min(f[0] for f in found), sum(f[1] for f in found) / len(found)
 
@@ -136,7 +143,11 @@ def main() -> int:
         bench.gate("times as fast as scikit-learn's full PCA", fit.ratio("scikit-learn PCA, full"), at_least=1)
         from sklearn.decomposition import PCA
 
-        apart = (texvlm.PCA.fit(rows).axes - torch.from_numpy(PCA(16, svd_solver="full").fit(rows.double().numpy()).components_)).abs().max()
+        apart = (
+            (texvlm.PCA.fit(rows).axes - torch.from_numpy(PCA(16, svd_solver="full").fit(rows.double().numpy()).components_))
+            .abs()
+            .max()
+        )
         bench.gate("axes' largest difference from scikit-learn's, in 1e-6", 1e6 * float(apart), at_most=1)
     return bench.finish(
         f"{1e3 * times.median():.0f} ms for the planes; mean average precision {kept.full:.3f} at full width and {kept.axes:.3f} on 16 axes "

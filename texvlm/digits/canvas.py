@@ -83,7 +83,9 @@ def digit_canvas(
         classes.append(int(labels[place]))
         taken = torch.cat([taken, torch.tensor([box], dtype=torch.float32)])
     canvas = canvas + clutter * 0.02 * _uniform(g) * torch.randn(canvas.shape, generator=g)
-    return Canvas(canvas.clamp(0, 1), torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(classes, dtype=torch.int64))
+    return Canvas(
+        canvas.clamp(0, 1), torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(classes, dtype=torch.int64)
+    )
 
 
 def cell_labels(boxes: Tensor, labels: Tensor, rows: int, columns: int, cell: int = 8) -> Tensor:
@@ -164,10 +166,7 @@ def _room(alpha: Tensor, taken: Tensor, side: int, g: torch.Generator) -> tuple[
         y, x = int(_uniform(g, 0, side - height)), int(_uniform(g, 0, side - width))
         gap = 2 + height / 8
         apart = (
-            (taken[:, 0] > x + width + gap)
-            | (taken[:, 2] < x - gap)
-            | (taken[:, 1] > y + height + gap)
-            | (taken[:, 3] < y - gap)
+            (taken[:, 0] > x + width + gap) | (taken[:, 2] < x - gap) | (taken[:, 1] > y + height + gap) | (taken[:, 3] < y - gap)
         )
         if bool(apart.all()):
             return y, x

@@ -62,7 +62,9 @@ def strangers(rng: random.Random, count: int) -> list[str]:
     return texts
 
 
-def batch(digits: Tensor, labels: Tensor, clutter: float, g: torch.Generator, size: int = 8, side: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+def batch(
+    digits: Tensor, labels: Tensor, clutter: float, g: torch.Generator, size: int = 8, side: int = 128
+) -> tuple[Tensor, Tensor, Tensor]:
     """Canvases [B, 3, side, side], what their cells show [B, side / 8, side / 8], and whether it is of the octave of this level.
 
     One level alone is trained, since all levels share one net: most digits are of its octave, some are larger or smaller.
@@ -147,11 +149,20 @@ def train(steps: int, seed: int = 0, report: int = 50) -> tuple[ImageTower, Text
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         right = classes[(features[picked] @ texts.T).argmax(1)] == target[picked]
-        seen.append([float(loss.detach()), float(right[target[picked] < 10].float().mean()), float(right[target[picked] == 10].float().mean())])
+        seen.append(
+            [
+                float(loss.detach()),
+                float(right[target[picked] < 10].float().mean()),
+                float(right[target[picked] == 10].float().mean()),
+            ]
+        )
         if (step + 1) % report == 0:
             loss_, named, empty = torch.tensor(seen[-report:]).mean(0).tolist()
             passed = time.perf_counter() - start
-            print(f"step {step + 1}: loss {loss_:.2f}, cells of digits named {named:.0%}, of ground {empty:.0%}, {passed:.0f} s", flush=True)
+            print(
+                f"step {step + 1}: loss {loss_:.2f}, cells of digits named {named:.0%}, of ground {empty:.0%}, {passed:.0f} s",
+                flush=True,
+            )
     return image.eval(), text.eval()
 
 
@@ -211,7 +222,9 @@ def store(image: ImageTower, text: TextTower, path: Path) -> None:
     arrays["kept"] = np.float32(kept)
     with open(path, "wb") as file:
         np.savez_compressed(file, **arrays)
-    print(f"{path}: {path.stat().st_size / 1e6:.2f} MB; 16 axes explain {pca.explained:.1%} and keep {kept:.1%} of mean average precision")
+    print(
+        f"{path}: {path.stat().st_size / 1e6:.2f} MB; 16 axes explain {pca.explained:.1%} and keep {kept:.1%} of mean average precision"
+    )
 
 
 if __name__ == "__main__":
