@@ -1,4 +1,4 @@
-"""What embeddings mean: the axes are those of scikit-learn's PCA, the last block of CLIP is what the papers say, and "seven" finds sevens."""
+"""What embeddings mean: the axes are those of scikit-learn's PCA, relevance compares directions, and "seven" finds sevens."""
 
 from __future__ import annotations
 

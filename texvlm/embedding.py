@@ -428,7 +428,7 @@ class Embedding:
 
     def planes(self, image: ImageLike) -> Tensor:
         """Unit vectors [B, 16, h, w]; see `embedding_planes`."""
-        return embedding_planes(image, self.provider, self.pca)
+        return embedding_planes(image, self)
 
     def query(self, query: str | Sequence[str] | Tensor) -> Tensor:
         """A query on the axes, unit length: a text [16], texts [Q, 16], or vectors [..., D] (laid on the axes) or [..., 16] (kept)."""
@@ -480,10 +480,9 @@ def embedding_planes(image: ImageLike, provider: EmbeddingProvider | Embedding, 
         >>> texvlm.embedding_planes(torch.rand(3, 64, 96), texvlm.DigitsEmbedding()).shape
         torch.Size([1, 16, 8, 12])
     """
-    if isinstance(provider, Embedding):
-        provider, pca = provider.provider, provider.pca if pca is None else pca
-    pca = Embedding(provider, pca).pca
-    return pca.transform(_features(provider, image))
+    if not isinstance(provider, Embedding):
+        return Embedding(provider, pca).planes(image)
+    return (provider.pca if pca is None else pca).transform(_features(provider.provider, image))
 
 
 def relevance(source: Tensor | Texture, query: Tensor | Sequence[float] | None = None, level: int = 0) -> Tensor:

@@ -27,18 +27,21 @@ from texvlm.embedding import PCA, Moments, retrieval_kept
 STEPS, RATE = 1200, 4e-3
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = (
-    "{}", "{}", "{}", "{}s", "a {}", "the {}", "all {}s", "digit {}", "the digit {}", "a digit {}", "digits {}", "number {}", "the number {}",
-    "a number {}", "numeral {}", "the numeral {}", "handwritten {}", "a handwritten {}", "a handwritten digit {}", "written {}", "find {}",
-    "find the {}", "find all {}s", "where is the {}", "where is a {}?", "show me the {}", "show every {}", "a photo of a {}.",
-    "a photo of the number {}", "a picture of a {}", "image of {}", "the figure {}", "this is a {}", "there is a {} here", "a big {}",
-    "a small {}", "a white {}", "a black {}", "some {}s", "look for {}", "I want the {}", "which one is {}?", "{} please", "an image of the digit {}.",
+    "{}", "{}", "{}", "{}s", "a {}", "the {}", "all {}s", "digit {}", "the digit {}", "a digit {}", "digits {}",
+    "number {}", "the number {}", "a number {}", "numeral {}", "the numeral {}", "handwritten {}", "a handwritten {}",
+    "a handwritten digit {}", "written {}", "find {}", "find the {}", "find all {}s", "where is the {}",
+    "where is a {}?", "show me the {}", "show every {}", "a photo of a {}.", "a photo of the number {}",
+    "a picture of a {}", "image of {}", "the figure {}", "this is a {}", "there is a {} here", "a big {}", "a small {}",
+    "a white {}", "a black {}", "some {}s", "look for {}", "I want the {}", "which one is {}?", "{} please",
+    "an image of the digit {}.",
 )  # fmt: skip
 NOTHING = ("nothing", "background", "empty", "clutter", "no digit", "noise", "the background", "a blank place", "ground", "none")
 OTHERS = (
-    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty", "thirty", "forty",
-    "fifty", "sixty", "seventy", "eighty", "ninety", "hundred", "cat", "dog", "house", "tree", "car", "person", "letter a", "word", "street",
-    "sky", "sign", "text", "face", "red ball", "apple", "table", "on", "once", "tone", "often", "height", "weight", "sever", "forest", "fiver",
-    "sixth sense", "niner", "heroes", "twofold", "threat", "eighth note", "a photo of a horse", "the cup", "find the key", "show me the way",
+    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "hundred", "cat", "dog", "house",
+    "tree", "car", "person", "letter a", "word", "street", "sky", "sign", "text", "face", "red ball", "apple", "table",
+    "on", "once", "tone", "often", "height", "weight", "sever", "forest", "fiver", "sixth sense", "niner", "heroes",
+    "twofold", "threat", "eighth note", "a photo of a horse", "the cup", "find the key", "show me the way",
 )  # fmt: skip
 
 
@@ -170,8 +173,8 @@ def folded_weights(image: ImageTower, text: TextTower) -> dict[str, Tensor]:
     """The weights of both towers as `DigitsEmbedding` names them, batch norms folded into the convolutions."""
     plain = ImageTower(folded=True)
     for trained, stored in zip(image.net, plain.net):
-        fused = fuse_conv_bn_eval(trained[0], trained[1])
-        stored[0].load_state_dict(fused.state_dict())
+        convolution, norm, _ = trained.children()
+        next(stored.children()).load_state_dict(fuse_conv_bn_eval(convolution, norm).state_dict())
     plain.head.load_state_dict(image.head.state_dict())
     towers = {"image": plain, "text": text}
     return {f"{tower}.{name}": weight for tower, net in towers.items() for name, weight in net.state_dict().items()}
