@@ -1,4 +1,4 @@
-"""Trains the dual encoder on scikit-learn's digits: python -m texvlm.digits.train. A quarter of an hour on two cores.
+"""Trains the dual encoder on scikit-learn's digits: python -m texvlm.digits.train, some minutes on two cores.
 
 Dense contrastive learning: a cell of a canvas shall be closest to the texts that name what it shows, among texts for all digits, for
 "nothing", and about other things; and a text shall be closest to the cells that show it, among all cells of the batch. The principal
