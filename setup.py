@@ -1,5 +1,6 @@
-"""Builds texvlm/libtexvlm.so, all ops in C++ and, wherever nvcc is found, CUDA, for Python and C++ programs alike; and texvlm._C,
-which loads it and binds what is not an op.
+"""Builds texvlm/libtexvlm.so, all ops for Python and C++ programs alike, and texvlm._C, which loads it and binds what is not an op.
+
+CUDA sources are compiled wherever nvcc is found.
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
 TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
@@ -88,6 +89,7 @@ def emulated_kernels() -> list[str]:
 def extensions() -> list[setuptools.Extension]:
     binding = "csrc/bind.cpp"
     sources = sorted({str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp")} - {binding})
+    sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "gl").glob("*.cpp"))
     headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
@@ -106,7 +108,7 @@ def extensions() -> list[setuptools.Extension]:
         "-Wno-unknown-pragmas",
         "-Wno-psabi",
     ]
-    link: list[str] = []
+    link = ["-ldl", "-pthread"]  # csrc/gl opens libEGL at run time, in threads of its own
     define: list[tuple[str, str | None]] = []
     make = cpp_extension.CppExtension
     kwargs: dict[str, list[str]] = {}

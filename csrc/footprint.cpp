@@ -5,44 +5,16 @@
 
 #include <array>
 
-#include "autograd.h"
-#include "filter.h"
 #include "launch.h"
-#include "tensor.h"
+#include "queries.h"
 
 namespace texvlm {
 namespace {
 
-constexpr int64_t kMaxAnisotropy = 1024;
-
-struct Inputs {
-  Levels table;
-  Reducers reducers;
-  Address address;
-};
-
-Inputs check_inputs(const char* op, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height,
-                    int64_t width, const Names& reducer, int64_t levels, int64_t max_anisotropy, std::string_view address) {
-  const Levels table = check_texture(op, data, height, width, levels);
-  check_coordinates(op, "uv", uv, data, "[B, N, 2]", {-1, -1, 2});
-  check_coordinates(op, "ddx", ddx, data, "[B, N, 2]", {uv.size(0), uv.size(1), 2});
-  check_coordinates(op, "ddy", ddy, data, "[B, N, 2]", {uv.size(0), uv.size(1), 2});
-  TEXVLM_CHECK(max_anisotropy >= 1 && max_anisotropy <= kMaxAnisotropy, op, "max_anisotropy",
-               "from 1 to " + std::to_string(kMaxAnisotropy), max_anisotropy);
-  return {table, check_reducers(op, strings(reducer), data.size(2)), parse_address(op, address)};
-}
-
-template <class A>
-FootprintView<A> footprint_view(const Tensor& uv, const Tensor& ddx, const Tensor& ddy) {
-  return {{pointer<const A>(uv), pointer<const A>(ddx), pointer<const A>(ddy)},
-          {uv.stride(0), ddx.stride(0), ddy.stride(0)},
-          {uv.stride(1), ddx.stride(1), ddy.stride(1)},
-          {uv.stride(2), ddx.stride(2), ddy.stride(2)}};
-}
-
 Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height, int64_t width,
                    Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
-  const Inputs in = check_inputs("sample_grad", data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
+  const SampleInputs in =
+      check_grad_queries("sample_grad", data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -60,7 +32,7 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
                                int64_t height, int64_t width, Names reducer, int64_t levels, int64_t max_anisotropy,
                                c10::string_view address, std::array<bool, 4> mask) {
   const char* op = "sample_grad_backward";
-  const Inputs in = check_inputs(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
+  const SampleInputs in = check_grad_queries(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   check_shape(op, "grad", grad, "[B, N, C]", {batch, count, channels});
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");

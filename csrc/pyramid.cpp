@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "autograd.h"
+#include "cuda/pyramid.h"
 #include "launch.h"
 #include "mips.h"
 #include "tensor.h"
@@ -44,7 +45,14 @@ void build_pyramid(const at::Tensor& image, const at::Tensor& data, const Levels
   const int64_t batch = data.size(0), height = table.height[0], width = table.width[0];
   const Rect all{batch, 0, height, 0, width};
   const ImageView<const S> picture = image.defined() ? image_view<const S>(image) : ImageView<const S>{};
-  const int k = !on_cuda(data.device()) ? band_levels(texture) : 0;
+  if (on_cuda(data.device())) {
+    if (data.numel() == 0) return;
+    const c10::DeviceGuard guard(data.device());
+    const Tensor counters =
+        new_zeros({cuda::mip_counters<T>(table, reducers, batch, texture.channels)}, at::kInt, data.device());
+    return cuda::mip_chain(picture, texture, reducers, batch, pointer<unsigned>(counters), current_stream(data.device()));
+  }
+  const int k = band_levels(texture);
   if (k > 0) {
     const Rect bands{batch, 0, height >> k, 0, width << k};
     for_each_row_on_host<MipBand<S>::template For, T>(bands, data.size(2), picture, texture, k, reducers);

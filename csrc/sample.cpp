@@ -5,38 +5,16 @@
 
 #include <array>
 
-#include "autograd.h"
-#include "filter.h"
 #include "launch.h"
+#include "queries.h"
 #include "scatter.h"
-#include "tensor.h"
 
 namespace texvlm {
 namespace {
 
-struct Inputs {
-  Levels table;
-  Reducers reducers;
-  Filter filter;
-  Address address;
-};
-
-Inputs check_inputs(const char* op, const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width,
-                    const Names& reducer, int64_t levels, std::string_view filter, std::string_view address) {
-  const Levels table = check_texture(op, data, height, width, levels);
-  check_coordinates(op, "uv", uv, data, "[B, N, 2]", {-1, -1, 2});
-  check_coordinates(op, "lod", lod, data, "[B, N]", {uv.size(0), uv.size(1)});
-  return {table, check_reducers(op, strings(reducer), data.size(2)), parse_filter(op, filter), parse_address(op, address)};
-}
-
-template <class A>
-QueryView<A> query_view(const Tensor& uv, const Tensor& lod) {
-  return {pointer<const A>(uv), pointer<const A>(lod), uv.stride(0), uv.stride(1), uv.stride(2), lod.stride(0), lod.stride(1)};
-}
-
 Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width, Names reducer,
                   int64_t levels, c10::string_view filter, c10::string_view address) {
-  const Inputs in = check_inputs("sample_lod", data, uv, lod, height, width, reducer, levels, filter, address);
+  const SampleInputs in = check_lod_queries("sample_lod", data, uv, lod, height, width, reducer, levels, filter, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -54,7 +32,7 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
                               int64_t width, Names reducer, int64_t levels, c10::string_view filter, c10::string_view address,
                               std::array<bool, 3> mask) {
   const char* op = "sample_lod_backward";
-  const Inputs in = check_inputs(op, data, uv, lod, height, width, reducer, levels, filter, address);
+  const SampleInputs in = check_lod_queries(op, data, uv, lod, height, width, reducer, levels, filter, address);
   const int64_t pictures = data.size(0), batch = uv.size(0), count = uv.size(1), channels = data.size(2), queries = batch * count;
   check_shape(op, "grad", grad, "[B, N, C]", {batch, count, channels});
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");

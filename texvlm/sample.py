@@ -53,7 +53,12 @@ def sample_lod(
         >>> texvlm.sample_lod(texture, uv, lod=2.0).squeeze(-1)
         tensor([[7.5000, 7.5000]])
     """
-    data = texture.data
+    uv, lod = lod_queries(texture.data, uv, lod)
+    return ops.sample_lod(texture.data, uv, lod, texture.height, texture.width, texture.reducer, texture.levels, filter, address)
+
+
+def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Coordinates beside `data`: uv and lod in their dtype, lod as [B, N]; copied only where the dtype is another."""
     dtype = acc_dtype(data.dtype)
     if uv.dtype != dtype:
         uv = uv.to(dtype)
@@ -62,7 +67,7 @@ def sample_lod(
         lod = uv.new_full((), lod).expand(shape)
     elif lod.dtype != dtype or lod.shape != shape:
         lod = lod.to(dtype).expand(shape)
-    return ops.sample_lod(data, uv, lod, texture.height, texture.width, texture.reducer, texture.levels, filter, address)
+    return uv, lod
 
 
 @fake("sample_lod")

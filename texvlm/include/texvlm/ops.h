@@ -111,8 +111,25 @@ inline Tensor sample_grad(const Texture& t, const Tensor& uv, const Tensor& ddx,
   return op.call(t.data, uv, ddx, ddy, t.height, t.width, detail::names(t.reducer), t.levels, max_anisotropy, address);
 }
 
-// center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart. Differentiable
-// in data, center, lod and axes.
+// The same two through the texture units of a GPU (emulated on the CPU): weights of 8 bits, float32, float16 or bfloat16 texels,
+// max_anisotropy up to 16. Gradients are those of sample_lod and sample_grad.
+inline Tensor sample_lod_hardware(const Texture& t, const Tensor& uv, const Tensor& lod, std::string_view filter = "trilinear",
+                                  std::string_view address = "clamp") {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t,
+                           c10::string_view, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::sample_lod_hardware");
+  return op.call(t.data, uv, lod, t.height, t.width, detail::names(t.reducer), t.levels, filter, address);
+}
+inline Tensor sample_grad_hardware(const Texture& t, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
+                                   int64_t max_anisotropy = 16, std::string_view address = "clamp") {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
+                           c10::List<std::string>, int64_t, int64_t, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::sample_grad_hardware");
+  return op.call(t.data, uv, ddx, ddy, t.height, t.width, detail::names(t.reducer), t.levels, max_anisotropy, address);
+}
+
+// center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart. Differentiable in
+// data, center, lod and axes.
 inline Tensor extract_patches(const Texture& t, const Tensor& center, const Tensor& lod, int64_t size = 16,
                               std::string_view address = "clamp", const std::optional<Tensor>& axes = std::nullopt) {
   using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t,
