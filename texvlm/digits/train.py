@@ -76,7 +76,7 @@ class Lesson(NamedTuple):
 
 
 # First what the digits look like, many at a time; then what only looks like them.
-LESSONS = (Lesson(700, 4e-3, 20, None, 1.0), Lesson(600, 3e-3, 9, 14, 2.0))
+LESSONS = (Lesson(700, 4e-3, 20, None, 1.0), Lesson(600, 3e-3, 9, 14, 2.0), Lesson(400, 3e-3, 9, 14, 2.0))
 
 
 def batch(
