@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -156,7 +157,8 @@ def test_texts_are_the_models_own(family: str) -> None:
 def test_clip_through_the_axes_to_a_query() -> None:
     model, processor = tiny("clip")
     pictures = [torch.rand(3, 64, 96) for _ in range(4)]
-    with pytest.warns(UserWarning, match="16 axes keep"):  # random weights: nothing to keep
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of random weights 16 axes may keep anything
         embedding = texvlm.Embedding.fit(texvlm.ClipEmbedding(model, processor), pictures, texts=["a cat", "a red road", "photo"])
     assert embedding.relevance(pictures[0], "a red cat").shape == (1, 5, 8)
     assert embedding.name.startswith("CLIPModel of random weights on 16 axes")
@@ -218,7 +220,7 @@ def rapid():
 def test_rapidocr_covers_the_words_and_little_else(rapid, ink: int, paper: int) -> None:
     picture, boxes = page(LINES, ink=ink, paper=paper)
     found = rapid(picture)
-    assert found.shape == (1, 480, 640) and found.dtype == torch.float32 and 0 <= found.min() and found.max() <= 1
+    assert found.shape == (1, 480, 640) and found.dtype == torch.float32 and found.min() >= 0 and found.max() <= 1
     covered = found[0] > 0
     assert covered[boxes].float().mean() > 0.9
     assert boxes[covered].float().mean() > 0.5 and covered.float().mean() < 2 * boxes.float().mean()
@@ -406,8 +408,9 @@ def test_nothing_heavy_is_imported() -> None:
     import subprocess
 
     code = "import sys, texvlm, texvlm.providers as p; [getattr(p, n) for n in p.__all__ if n[0] != '_']; "
-    code += "print(sorted({n.partition('.')[0] for n in sys.modules} & {'transformers', 'rapidocr', 'onnxruntime', 'doctr', 'sklearn', 'torchvision'}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code += "print(sorted({n.partition('.')[0] for n in sys.modules} & set(sys.argv[1:])))"
+    heavy = ["transformers", "rapidocr", "onnxruntime", "doctr", "sklearn", "torchvision"]
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         providers.Nothing  # noqa: B018

@@ -58,7 +58,7 @@ class ClipEmbedding:
         templates: Sequence[str] = ("{}",),
     ) -> None:
         vision = getattr(model, "vision_model", None)
-        embeddings = getattr(vision, "embeddings", None)
+        embeddings: Any = getattr(vision, "embeddings", None)
         self._clip = hasattr(model, "visual_projection")
         if (
             not hasattr(embeddings, "patch_size")
