@@ -20,7 +20,7 @@ struct FlowPass {
   int searches, steps;
   float smoothness, softness;  // see FlowSmooth
 };
-constexpr FlowPass kFinestPass{4, 1, 12, 72.f, 0.2f}, kSecondPass{5, 3, 4, 112.f, 0.5f}, kCoarsePass{2, 3, 6, 42.f, 0.25f};
+constexpr FlowPass kFinestPass{4, 1, 12, 50.f, 0.15f}, kSecondPass{5, 3, 4, 112.f, 0.5f}, kCoarsePass{2, 3, 6, 42.f, 0.25f};
 
 constexpr int64_t kCoarsestSide = 24;   // the longer side of the coarsest level is at least this: three patches
 constexpr int64_t kFullSize = 1024;     // pictures up to this long are searched down to their own pixels, larger ones to level 1

@@ -30,7 +30,7 @@ SEARCH_RADIUS = 8.0
 NOISE = 3.5e-5
 """Variance of luma that is not motion."""
 
-LEAST_CURVATURE = 1e-4
+LEAST_CURVATURE = 2e-5
 """Added to the diagonal of the normal matrix."""
 
 APART = 0.25
@@ -47,7 +47,7 @@ class Pass(NamedTuple):
     softness: float
 
 
-PASSES = (Pass(4, 1, 12, 72.0, 0.2), Pass(5, 3, 4, 112.0, 0.5), Pass(2, 3, 6, 42.0, 0.25))
+PASSES = (Pass(4, 1, 12, 50.0, 0.15), Pass(5, 3, 4, 112.0, 0.5), Pass(2, 3, 6, 42.0, 0.25))
 """For the finest level, the next one, and all above."""
 
 OCCLUSION_SHARE, OCCLUSION_FLOOR = 0.01, 0.5
