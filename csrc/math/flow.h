@@ -18,10 +18,10 @@ namespace texvlm {
 
 constexpr int kPatch = 8;                       // side of a patch, in pixels of its level
 constexpr int kMostSteps = 8;                   // Gauss-Newton steps of a patch
-constexpr float kStillStep = 0.05f;             // a step shorter than this (pixels) ends the search
+constexpr float kStillStep = 0.1f;              // a step shorter than this (pixels) ends the search
 constexpr float kSearchRadius = 8.f;            // how far a patch may go from where it began, in pixels of its level
 constexpr float kNoise = 3.5e-5f;               // variance of luma that is not motion: (1.5 / 255)^2
-constexpr float kLeastCurvature = 2e-5f;         // added to the normal matrix: texture below the noise does not move a patch
+constexpr float kLeastCurvature = 5e-6f;         // added to the normal matrix: texture below the noise does not move a patch
 constexpr float kApart = 0.25f;                 // a coarse node's flow is a candidate of its own when it differs by this much
 
 constexpr float kOcclusionShare = 0.01f, kOcclusionFloor = 0.5f;  // |f + b|^2 > share (|f|^2 + |b|^2) + floor, as in UnFlow

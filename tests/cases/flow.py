@@ -30,7 +30,7 @@ def not_finite(dtype, g):
     return previous, current, None
 
 
-# A search ends when its steps are shorter than 0.05 pixels: what rounding changes in it is far below that.
+# A search ends when its steps are shorter than 0.1 pixels: what rounding changes in it is far below that.
 ONE = (torch.float32,)
 CASES = [
     Case("optical_flow", "40x52", shifted(40, 52), atol=0.02, inductor=True),

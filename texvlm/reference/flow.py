@@ -21,7 +21,7 @@ FULL_SIZE = 1024
 """Pictures up to this long are searched down to level 0, longer ones to level 1."""
 
 MOST_STEPS = 8
-STILL_STEP = 0.05
+STILL_STEP = 0.1
 """Gauss-Newton steps of a patch, and the length in pixels below which a step is the last."""
 
 SEARCH_RADIUS = 8.0
@@ -30,7 +30,7 @@ SEARCH_RADIUS = 8.0
 NOISE = 3.5e-5
 """Variance of luma that is not motion."""
 
-LEAST_CURVATURE = 2e-5
+LEAST_CURVATURE = 5e-6
 """Added to the diagonal of the normal matrix."""
 
 APART = 0.25
