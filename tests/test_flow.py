@@ -116,7 +116,8 @@ def test_what_a_moving_square_uncovers_is_occluded(shift) -> None:
     found = occlusion[0]
     near = torch.nn.functional.max_pool2d(hidden[None].float(), 9, 1, 4)[0] > 0  # four pixels of tolerance
     recall, precision = found[hidden].float().mean().item(), near[found].float().mean().item()
-    assert recall > 0.7 and precision > 0.6, (recall, precision)
+    assert recall > 0.7 and precision > 0.5, (recall, precision)
+    assert found[near.logical_not()].float().mean() < 0.03
     core = flow[0, :, 80 + shift[0] + 20 : 140 + shift[0], 100 + shift[1] + 20 : 160 + shift[1]]
     assert (core.mean((1, 2)) + torch.tensor([shift[1], shift[0]])).norm() < 0.2
 

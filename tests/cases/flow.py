@@ -13,7 +13,7 @@ def shifted(h, w, batch=1, move=(1, 2), dtype=None, finest=None):
         previous, current = wide[..., 4 : 4 + h, 4 : 4 + w], wide[..., 4 - move[0] :, 4 - move[1] :][..., :h, :w]
         if dtype == torch.uint8:
             return (previous * 255).to(dtype), (current * 255).to(dtype), finest
-        return previous.to(texels), current.to(texels), finest
+        return previous.to(texels).contiguous(), current.to(texels).contiguous(), finest
 
     return make
 
