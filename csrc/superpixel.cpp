@@ -110,7 +110,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   const Cells& cells = plan.cells;
   const int64_t count = cells.count(), pixels = cells.height * cells.width;
   const Tensor table = new_tensor({LabTable<int32_t, 0>::kSize}, at::kInt, device);
-  for_each_item<LabTable, int32_t>(device, 1, LabTable<int32_t, 0>::kSize, 64, pointer<int32_t>(table));
+  for_each_item<LabTable, int32_t>(device, 1, LabTable<int32_t, 0>::kSize, 4, pointer<int32_t>(table));
   PictureLab<S> picture{image_view<const S>(image), pointer<const int32_t>(table), height, width, plan.level};
 
   Regions r{new_tensor({batch, cells.height, cells.width}, at::kInt, device),
@@ -146,7 +146,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
     r.height = h, r.width = w;
     lut = Tensor();
     picture.level = level;
-    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 2, Cells{}, weights);
+    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 1, Cells{}, weights);
   }
   return r.labels;
 }
