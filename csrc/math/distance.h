@@ -95,7 +95,7 @@ struct NearestInRow {
     int64_t height, width;
     Sink sink;
 
-    static constexpr int kLanes = 16, kReach = 96, kCheck = 4;
+    static constexpr int kLanes = 16, kReach = 96, kCheck = 4, kFew = 4;
     static constexpr int32_t kMiddle = 128, kFar = 1 << 30;  // rows and columns are stored plus kMiddle; kFar: none so near
     static_assert(kReach % kCheck == 0 && kReach < kMiddle && kReach * kReach < (kFar >> 16));
 
@@ -130,6 +130,10 @@ struct NearestInRow {
       for (int64_t x = -kReach; x < 0; ++x) key[x] = kFar;
       for (int64_t x = width; x < width + kReach + kLanes; ++x) key[x] = kFar;
       const int32_t here = static_cast<int32_t>(y);
+      int32_t columns_with = 0;
+      for (int64_t x = 0; x < width; ++x) columns_with += column[x] != kNoRow;
+      // Few parabolas make an envelope at once, where a search would have far to go.
+      if (columns_with < static_cast<int32_t>(width / kFew)) return envelope(b, y, column, stack);
       for (int64_t x = 0; x < width; ++x) {
         const int32_t down = clamp(column[x] - here, -kReach - 1, kReach + 1);
         key[x] = down >= -kReach && down <= kReach ? ((down * down) << 16) + ((down + kMiddle) << 8) + kMiddle : kFar;
