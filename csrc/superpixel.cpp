@@ -47,12 +47,14 @@ struct Regions {
 // All four quarters of the pixels, one after another; each pixel stands for about `cost` values.
 template <class Lab>
 void move_borders(const Lab& lab, const Regions& r, int64_t cost, const Cells& cells, const Tensor& weights) {
-  for (int quarter = 0; quarter < 4; ++quarter) {
-    const int odd_y = quarter / 2, odd_x = quarter % 2;
-    const Rect half{r.labels.size(0), 0, (r.height - odd_y + 1) / 2, 0, (r.width - odd_x + 1) / 2};
-    for_each_pixel<MoveBorders<Lab>::template For, int32_t>(
-        r.labels.device(), half, Work{1, cost}, lab, pointer<int32_t>(r.labels), pointer<const int64_t>(r.model), r.height,
-        r.width, r.count, odd_y, odd_x, cells, pointer<const Weights>(weights));
+  const bool pairs = !on_cuda(r.labels.device());  // a row of the host is two quarters, one after the other
+  for (int odd_y = 0; odd_y < 2; ++odd_y) {
+    for (int odd_x = pairs ? -1 : 0; odd_x < (pairs ? 0 : 2); ++odd_x) {
+      const Rect quarter{r.labels.size(0), 0, (r.height - odd_y + 1) / 2, 0, pairs ? r.width : (r.width - odd_x + 1) / 2};
+      for_each_pixel<MoveBorders<Lab>::template For, int32_t>(
+          r.labels.device(), quarter, Work{1, cost}, lab, pointer<int32_t>(r.labels), pointer<const int64_t>(r.model), r.height,
+          r.width, r.count, odd_y, odd_x, cells, pointer<const Weights>(weights));
+    }
   }
 }
 
@@ -74,7 +76,7 @@ std::tuple<Tensor, Tensor> merge(const Plan& plan, const Tensor& labels, const T
   const Cells& cells = plan.cells;
   const int64_t batch = labels.size(0), count = cells.count();
   const Tensor touching = new_tensor({batch, count}, at::kInt, device);
-  for_each_item<TouchingRegions, int32_t>(device, batch, count, 9 * cells.height * cells.width / count, cells,
+  for_each_item<TouchingRegions, int32_t>(device, batch, count, 2 * cells.height * cells.width / count, cells,
                                           pointer<const int32_t>(labels), pointer<uint32_t>(touching));
   Tensor lut = new_tensor({batch, count}, at::kInt, device), merged = new_tensor({batch, wanted, kModel}, at::kLong, device);
   const Tensor ends = new_tensor({batch, 3, kNeighbours * count}, at::kInt, device);
@@ -108,7 +110,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   const Cells& cells = plan.cells;
   const int64_t count = cells.count(), pixels = cells.height * cells.width;
   const Tensor table = new_tensor({LabTable<int32_t, 0>::kSize}, at::kInt, device);
-  for_each_item<LabTable, int32_t>(device, 1, LabTable<int32_t, 0>::kSize, 64, pointer<int32_t>(table));
+  for_each_item<LabTable, int32_t>(device, 1, LabTable<int32_t, 0>::kSize, 4, pointer<int32_t>(table));
   PictureLab<S> picture{image_view<const S>(image), pointer<const int32_t>(table), height, width, plan.level};
 
   Regions r{new_tensor({batch, cells.height, cells.width}, at::kInt, device),
@@ -120,7 +122,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   for_each_pixel<StartCells, int32_t>(device, all, Work{}, cells, pointer<int32_t>(r.labels));
   const Tensor sums = new_tensor({batch, count, kModel}, at::kLong, device);
   const auto measure = [&] {
-    for_each_item<RegionModel, int32_t>(device, batch, count, 9 * pixels / count, cells, pointer<const int32_t>(r.labels),
+    for_each_item<RegionModel, int32_t>(device, batch, count, 2 * pixels / count, cells, pointer<const int32_t>(r.labels),
                                         pointer<const int32_t>(planes), pointer<int64_t>(sums), pointer<int64_t>(r.model));
   };
   measure();
@@ -130,7 +132,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   for_each_item<PictureWeights, int64_t>(device, batch, int64_t{1}, 6 * count, cells, pointer<const int64_t>(r.model), usual,
                                          pointer<Weights>(weights));
   for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {
-    move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 16, cells, weights);
+    move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 4, cells, weights);
     measure();
   }
   Tensor lut;
@@ -144,7 +146,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
     r.height = h, r.width = w;
     lut = Tensor();
     picture.level = level;
-    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 4, Cells{}, weights);
+    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 1, Cells{}, weights);
   }
   return r.labels;
 }

@@ -169,7 +169,7 @@ def test_channels_of_a_square_and_the_rest() -> None:
 
 
 def test_shares_add_up() -> None:
-    labels, count = texvlm.superpixels(blobs(100, 130, batch=2), 17)
+    labels, _ = texvlm.superpixels(blobs(100, 130, batch=2), 17)
     planes = texvlm.superpixel_channels(labels, 17)
     for b in range(2):
         shares = [planes[b, 2][labels[b] == k][0].item() for k in range(17)]

@@ -323,13 +323,15 @@ struct MoveBorders {
       const Colour colour = lab(b, y, x);
       const int64_t place = weights[b].place, border = cells.rows == 0 ? weights[b].border : 0;
       const T tried[5] = {own, ring[0], ring[6], ring[2], ring[4]};
-      T best = own;
+      T best = own, last = none;
       int64_t least = 0;
       for (int i = 0; i < 5; ++i) {
         const T label = tried[i];
-        if (label < 0 || (i > 0 && label == own) || (cells.rows > 0 && !cells.may_take(y, x, label))) continue;
+        if (label == none || label == last || (i > 0 && label == own)) continue;
+        last = label;
+        if (cells.rows > 0 && !cells.may_take(y, x, label)) continue;
         int64_t others = 0;
-        for (int j = 0; j < 8; ++j) others += ring[j] >= 0 && ring[j] != label;
+        for (int j = 0; j < 8; ++j) others += (ring[j] != none) & (ring[j] != label);
         const int64_t d = cost(colour, y, x, model + (b * regions + label) * kModel, place) + border * others;
         if (i == 0 || d < least) {
           least = d;
@@ -343,22 +345,33 @@ struct MoveBorders {
       choose(b, 2 * y + odd_y, 2 * x + odd_x);
     }
 
-    // Most pixels are inside: runs of kRun of them are passed over at once.
+    // Most pixels are inside a region: they are passed over kRun at once. With odd_x < 0 the even pixels of the row choose, then
+    // the odd ones: no other row looks at them in between.
     TEXVLM_HD void row(int64_t b, int64_t half, int64_t, int64_t) const {
       const int64_t y = 2 * half + odd_y;
-      const T* mid = labels + (b * height + y) * width;
-      const T* up = y > 0 ? mid - width : mid;
-      const T* down = y + 1 < height ? mid + width : mid;
-      for (int64_t x = 0; x < width; x += kRun) {
-        const int n = static_cast<int>(minimum<int64_t>(kRun, width - x));
-        T differ = 0;
-        for (int j = 0; j < n; ++j) differ |= (mid[x + j] ^ up[x + j]) | (mid[x + j] ^ down[x + j]);
-        for (int64_t j = x > 0 ? x : 1; j < minimum(width, x + n + 1); ++j) differ |= mid[j] ^ mid[j - 1];
-        if (differ == 0) continue;
-        for (int64_t i = x + ((x ^ odd_x) & 1); i < x + n; i += 2) {
-          const T own = mid[i];
-          if (up[i] != own || down[i] != own || (i > 0 && mid[i - 1] != own) || (i + 1 < width && mid[i + 1] != own))
-            choose(b, y, i);
+      for (int odd = odd_x < 0 ? 0 : odd_x; odd < (odd_x < 0 ? 2 : odd_x + 1); ++odd) {
+        const T* mid = labels + (b * height + y) * width;
+        const T* up = y > 0 ? mid - width : mid;
+        const T* down = y + 1 < height ? mid + width : mid;
+        for (int64_t x = 0; x < width; x += kRun) {
+          const int n = static_cast<int>(minimum<int64_t>(kRun, width - x));
+          T differs[kRun], any = 0;
+          if (x > 0 && x + kRun < width) {
+            for (int j = 0; j < kRun; ++j) {
+              const T own = mid[x + j];
+              differs[j] = (own ^ up[x + j]) | (own ^ down[x + j]) | (own ^ mid[x + j - 1]) | (own ^ mid[x + j + 1]);
+            }
+            for (int j = 0; j < kRun; ++j) any |= differs[j];
+          } else {
+            for (int j = 0; j < n; ++j) {
+              const T own = mid[x + j], left = mid[maximum<int64_t>(x + j - 1, 0)], right = mid[minimum(x + j + 1, width - 1)];
+              differs[j] = (own ^ up[x + j]) | (own ^ down[x + j]) | (own ^ left) | (own ^ right);
+              any |= differs[j];
+            }
+          }
+          if (any == 0) continue;
+          for (int j = odd; j < n; j += 2)
+            if (differs[j] != 0) choose(b, y, x + j);
         }
       }
     }
@@ -380,6 +393,16 @@ struct FinerLabels {
   }
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     out[(b * height + y) * width + x] = label(b, y, x);
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const T* TEXVLM_RESTRICT from = coarse + (b * coarse_h + minimum(y >> shift, coarse_h - 1)) * coarse_w;
+    T* TEXVLM_RESTRICT to = out + (b * height + y) * width;
+    int64_t x = x0;
+    if (shift == 1 && lut == nullptr) {  // x0 = 0
+      for (int64_t u = 0; u < minimum(coarse_w, width / 2); ++u) to[2 * u] = to[2 * u + 1] = from[u];
+      x = maximum(x, minimum(x1, 2 * minimum(coarse_w, width / 2)));
+    }
+    for (; x < x1; ++x) to[x] = label(b, y, x);
   }
 };
 
