@@ -188,7 +188,6 @@ class Build(cpp_extension.BuildExtension):
 
 setup(
     packages=find_packages(include=["texvlm", "texvlm.*"]),
-    package_data={"texvlm": ["py.typed", "include/texvlm/*.h", "cmake/*.cmake"]},
     ext_modules=extensions(),
     cmdclass={"build_ext": Build},
     zip_safe=False,

@@ -21,14 +21,17 @@ from texvlm.embedding import Moments, average_precision, retrieval_kept
 
 SIDE, CELL = 1024, 8
 CANVASES = range(101, 105)
+CLUTTER = 0.4  # 56 strokes, boxes and shuffled digits among up to 60 digits; 1.0 is 140 of them, on rough ground
 
 
-def scenes(provider: texvlm.DigitsEmbedding, held_out: bool, seeds: range) -> tuple[Tensor, Tensor, Tensor]:
+def scenes(
+    provider: texvlm.DigitsEmbedding, held_out: bool, seeds: range, clutter: float = CLUTTER
+) -> tuple[Tensor, Tensor, Tensor]:
     """Features [n, D] and labels [n] of the cells of canvases, and one of the canvases."""
     digits, labels = load_digits(held_out)
     rows, shown = [], []
     for seed in seeds:
-        canvas = digit_canvas(digits, labels, SIDE, seed=seed)
+        canvas = digit_canvas(digits, labels, SIDE, clutter=clutter, seed=seed)
         target = cell_labels(canvas.boxes, canvas.labels, SIDE // CELL, SIDE // CELL, CELL).flatten()
         features = provider.encode_image(canvas.image[None])[0].flatten(1).T
         rows.append(features[target >= 0])
@@ -40,7 +43,9 @@ def per_query(bench: Bench, features: Tensor, shown: Tensor, queries: Tensor, pc
     """Prints what each query finds; returns the worst average precision on the axes, and the mean margin."""
     laid = 0.5 + 0.5 * pca.transform_text(queries) @ pca.transform(features).T
     full = queries @ features.T
-    print("\nwhat each query finds (relevance: 0.5 says nothing; margin: median of its own cells over the 99th percentile of all others)")
+    print(
+        "\nwhat each query finds (relevance: 0.5 says nothing; margin: median of its own cells over the 99th percentile of all others)"
+    )
     print(f"  {'query':8} {'cells':>6} {'AP, 64':>8} {'AP, 16':>8} {'own':>6} {'digits':>7} {'ground':>7} {'margin':>7}")
     found = []
     for digit, word in enumerate(WORDS):
@@ -49,8 +54,13 @@ def per_query(bench: Bench, features: Tensor, shown: Tensor, queries: Tensor, pc
         margin = float(values[own].median() - values[~own].quantile(0.99))
         row = [average_precision(full[digit], own), average_precision(values, own)]
         means = [float(values[part].mean()) for part in (own, other, ground)]
-        print(f"  {word:8} {int(own.sum()):6d} {row[0]:8.3f} {row[1]:8.3f} {means[0]:6.2f} {means[1]:7.2f} {means[2]:7.2f} {margin:+7.2f}")
-        bench.figure(f"query {word}", {"full": row[0], "axes": row[1], "own": means[0], "digits": means[1], "ground": means[2], "margin": margin})
+        print(
+            f"  {word:8} {int(own.sum()):6d} {row[0]:8.3f} {row[1]:8.3f} {means[0]:6.2f} {means[1]:7.2f} {means[2]:7.2f} {margin:+7.2f}"
+        )
+        bench.figure(
+            f"query {word}",
+            {"full": row[0], "axes": row[1], "own": means[0], "digits": means[1], "ground": means[2], "margin": margin},
+        )
         found.append((row[1], margin))
     return min(f[0] for f in found), sum(f[1] for f in found) / len(found)
 
@@ -105,9 +115,15 @@ def main() -> int:
     fitted = fitted[torch.cat([(labels < 10).nonzero()[:, 0], ground[torch.randperm(len(ground))[: int((labels < 10).sum())]]])]
     axes_table(bench, fitted, features, queries, truth)
     bench.figure("retrieval", kept._asdict())
+    print("\nother amounts of clutter")
+    for clutter in (0.0, 1.0):
+        cells, labels, _ = scenes(provider, True, CANVASES[:2], clutter)
+        r = retrieval_kept(cells, queries, embedding.pca, labels[None] == torch.arange(10)[:, None])
+        print(f"  {clutter}: mean average precision {r.full:.3f}, on 16 axes {r.axes:.3f} ({r.kept:.1%} kept)")
+        bench.figure(f"retrieval, clutter {clutter}", r._asdict())
     print()
-    bench.gate("mean average precision on 16 axes", kept.axes, at_least=0.8)
-    bench.gate("worst query's average precision on 16 axes", worst, at_least=0.5)
+    bench.gate("mean average precision on 16 axes", kept.axes, at_least=0.75)
+    bench.gate("worst query's average precision on 16 axes", worst, at_least=0.3)
     bench.gate("share of the retrieval result that 16 axes keep", kept.kept, at_least=0.95)
 
     planes = embedding.planes(image)
@@ -136,10 +152,11 @@ def main() -> int:
         bench.gate("times as fast as scikit-learn's full PCA", fit.ratio("scikit-learn PCA, full"), at_least=1)
         from sklearn.decomposition import PCA
 
-        apart = (texvlm.PCA.fit(rows).axes - torch.from_numpy(PCA(16, svd_solver="full").fit(rows.double().numpy()).components_)).abs().max()
-        bench.gate("axes' largest difference from scikit-learn's, in 1e-6", 1e6 * float(apart), at_most=1)
+        oracle = PCA(16, svd_solver="full").fit(rows.double().numpy()).components_
+        apart = 1e6 * float((texvlm.PCA.fit(rows).axes - torch.from_numpy(oracle)).abs().max())
+        bench.gate("axes' largest difference from scikit-learn's, in 1e-6", apart, at_most=1)
     return bench.finish(
-        f"{1e3 * times.median():.0f} ms for the planes; mean average precision {kept.full:.3f} at full width and {kept.axes:.3f} on 16 axes "
+        f"{1e3 * times.median():.0f} ms for the planes; mean average precision {kept.full:.3f}, on 16 axes {kept.axes:.3f} "
         f"({kept.kept:.1%} kept), worst query {worst:.3f}, margin {margin:+.2f}"
     )
 

@@ -77,8 +77,8 @@ std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
   const Tensor indices = new_tensor({batch, count}, at::kLong, mask.device());
   const Tensor set = new_tensor({batch}, at::kLong, mask.device());
   if (batch == 0) return {indices, set};
-  const CompactView view{pointer<const bool>(mask), mask.stride(0), mask.stride(1), count, pointer<int64_t>(indices),
-                         pointer<int64_t>(set)};
+  const CompactView view{pointer<const bool>(mask), mask.stride(0),       mask.stride(1), count,
+                         pointer<int64_t>(indices), pointer<int64_t>(set)};
   if (on_cuda(mask.device())) {
     const c10::DeviceGuard guard(mask.device());
     const Tensor workspace = new_tensor({cuda::compact_workspace(batch, count)}, at::kByte, mask.device());

@@ -100,9 +100,9 @@ Request request(const char* op, const Tensor& image, at::IntArrayRef channels, i
   r.given = check_given(op, image, given, given_channels);
   for (const int64_t c : channels)
     if (place_of(given_channels, c) < 0) r.formulas.push_back(c);
-  if (wants(r.formulas, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kSaliency, kEdgeDistance}))
+  if (wants(r.formulas, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kEdgeDistance}))
     r.picture.luma = luma_plane(r.picture.image);
-  if (wants(r.formulas, {kEdge, kSaliency, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
+  if (wants(r.formulas, {kEdge, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
   return r;
 }
 
@@ -119,15 +119,10 @@ template <class A>
 Tensor distance_plane(const Picture& picture) {
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = picture.edge.device();
-  const Tensor rows = new_tensor({batch, height, static_cast<int64_t>(sizeof(MapStats<A>))}, at::kByte, device);
-  const Tensor threshold = new_tensor({batch}, at::kDouble, device);
-  const A* const edge = pointer<const A>(picture.edge);
-  const A* const nothing = nullptr;
-  for_each_item<RowStats, A>(device, batch, height, width, edge, nothing, int64_t{1}, pointer<MapStats<A>>(rows), height, width);
-  for_each_item<EdgeThreshold, A>(device, batch, int64_t{1}, height, pointer<const MapStats<A>>(rows), pointer<double>(threshold),
-                                  height, width);
+  const Tensor threshold = edge_threshold(picture.edge);
   Tensor out = new_tensor({batch, height, width}, picture.edge.scalar_type(), device);
-  run_distance(device, batch, height, width, AboveMask<A>{edge, pointer<const double>(threshold), height, width},
+  run_distance(device, batch, height, width,
+               AboveMask<A>{pointer<const A>(picture.edge), pointer<const double>(threshold), height, width},
                DiagonalSink<A>{pointer<A>(out), height, width});
   return out;
 }
@@ -253,7 +248,7 @@ std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& da
   const bool moves = picture.previous.defined() && wants(r.formulas, {kMotion, kSaliency});
   PlaneGradients to;
   if (picture.luma.defined()) to.luma = at::zeros_like(picture.luma);
-  if (moves) to.previous_luma = at::zeros_like(picture.luma);
+  if (moves && wants(r.formulas, {kMotion})) to.previous_luma = at::zeros_like(picture.luma);
   if (mask[0] || (mask[1] && moves)) {
     dispatch_picture(picture.image, [&](auto tag) {
       using A = Acc<typename decltype(tag)::type>;
@@ -272,13 +267,8 @@ std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& da
                                        view(incoming(kLowPass)), pointer<A>(to.luma), height, width);
       }
       if (moves && wants(r.formulas, {kMotion})) add_motion_adjoint(picture, incoming(kMotion), to);
-      if (wants(r.formulas, {kSaliency})) {
-        to.salience = salience_map_backward(incoming(kSaliency), picture);
-        if (to.salience.defined()) {
-          add_sobel_adjoint(picture.luma, to.salience.select(1, 3), kEdgeScale, false, to.luma);
-          if (moves) add_motion_adjoint(picture, to.salience.select(1, 4), to);
-        }
-      }
+      if (wants(r.formulas, {kSaliency}))
+        std::tie(to.salience, to.previous_salience) = salience_map_backward(incoming(kSaliency), picture);
     });
   }
   Tensor to_image, to_previous, to_fixation;

@@ -13,17 +13,18 @@
 namespace texvlm {
 namespace {
 
-// How a level is searched. Coarse levels have few pixels and decide where the others look: there, nodes are dense and are searched
-// again from what their neighbours found, so that a good match spreads.
+// How a level is searched. Coarse levels have few pixels and decide where the others look: there, nodes are dense, and they are
+// searched again from what their neighbours found, so that a good match spreads.
 struct FlowPass {
   int64_t stride;  // pixels between nodes
   int searches, steps;
   float smoothness, softness;  // see FlowSmooth
 };
-constexpr FlowPass kFinestPass{4, 1, 12, 72.f, 0.2f}, kSecondPass{5, 3, 4, 112.f, 0.5f}, kCoarsePass{2, 3, 6, 42.f, 0.25f};
+constexpr FlowPass kFinestPass{4, 1, 12, 36.f, 0.12f}, kMiddlePass{5, 3, 4, 112.f, 0.5f}, kCoarsePass{2, 4, 6, 42.f, 0.25f};
 
-constexpr int64_t kCoarsestSide = 24;   // the longer side of the coarsest level is at least this: three patches
-constexpr int64_t kFullSize = 1024;     // pictures up to this long are searched down to their own pixels, larger ones to level 1
+constexpr int64_t kCoarsestSide = 24;  // the longer side of the coarsest level is at least this: three patches
+constexpr int64_t kCoarseSide = 100;   // levels with shorter sides than this are coarse
+constexpr int64_t kFullSize = 1280;    // pictures up to this long are searched down to their own pixels, larger ones to level 1
 
 // Levels that the search uses, the finest first.
 struct FlowLevels {
@@ -77,9 +78,8 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
   FlowGrid grid{};
   int64_t stride = 0;  // of `grid`
   for (int level = levels.table.count - 1; level >= levels.finest; --level) {
-    const int above = level - levels.finest;
-    const FlowPass& pass = above == 0 ? kFinestPass : above == 1 ? kSecondPass : kCoarsePass;
     const int64_t h = levels.table.height[level], w = levels.table.width[level];
+    const FlowPass& pass = level == levels.finest ? kFinestPass : std::max(h, w) < kCoarseSide ? kCoarsePass : kMiddlePass;
     const int64_t rows = (h + pass.stride - 1) / pass.stride, columns = (w + pass.stride - 1) / pass.stride;
     const Tensor found = new_tensor({5, 2 * batch, rows, columns}, at::kFloat, device);
     const FlowGrid out = grid_of(found);
@@ -114,9 +114,10 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
   const float grid_y = over(h, height * stride * grid.rows), grid_x = over(w, width * stride * grid.columns);
   for_each_pixel<FlowDense, float>(device, {batch, 0, height, 0, width}, Work{1, 4}, grid, scale_y, scale_x,
                                    pointer<float>(flow), height, width, grid_y, grid_x);
-  const auto blocks = [](int64_t n) { return (n + kOcclusionBlock - 1) / kOcclusionBlock; };
+  const int64_t block = std::max<int64_t>(1, (stride << levels.finest) / 2);
+  const auto blocks = [&](int64_t n) { return (n + block - 1) / block; };
   for_each_pixel<FlowOcclusion, float>(device, {batch, 0, blocks(height), 0, blocks(width)}, Work{1, 32}, grid, batch, height,
-                                       width, scale_y, scale_x, grid_y, grid_x, pointer<bool>(occlusion));
+                                       width, block, scale_y, scale_x, grid_y, grid_x, pointer<bool>(occlusion));
   return {flow, occlusion};
 }
 

@@ -1,10 +1,12 @@
 // Host code of the stem `footprint`: anisotropic sampling under pixel footprints, and its adjoint.
 #include "math/footprint.h"
 
-#include <ATen/Context.h>
-
 #include <array>
 
+#include "autograd.h"
+#include "cuda/footprint.h"
+#include "filter.h"
+#include "fixed.h"
 #include "launch.h"
 #include "queries.h"
 
@@ -38,7 +40,6 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
   check_same_device(op, "grad", grad, data);
   const at::Device device = data.device();
-  if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::sample_grad_backward");
   const at::ScalarType acc = acc_dtype(data.scalar_type());
   Tensor grads[4];
   if (mask[0]) grads[0] = new_zeros(data.sizes(), acc, device);
@@ -49,15 +50,23 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
     using A = Acc<T>;
     A* to[4];
     for (int i = 0; i < 4; ++i) to[i] = mask[i] ? pointer<A>(grads[i]) : nullptr;
+    const auto texture = texture_view<const T>(data, in.table);
+    const auto view = footprint_view<A>(uv, ddx, ddy);
+    const GradView<T> incoming{pointer<const T>(grad), grad.stride(0), grad.stride(1), grad.stride(2)};
+    const int most = static_cast<int>(max_anisotropy);
+    if (on_cuda(device)) {
+      const c10::DeviceGuard guard(device);
+      const FixedSums fixed(grad, grads[0], batch * count);
+      const SampleGradAdjoint<T, 0> f{texture, view, incoming, to[0], to[1], to[2], to[3], count, in.reducers, most, in.address};
+      cuda::sample_grad_adjoint(f, batch, fixed.view, current_stream(device));
+      return fixed.template add_to<A>(grads[0]);
+    }
     const auto run = [&](A* texels, A* uv_, A* ddx_, A* ddy_) {
       if (!texels && !uv_ && !ddx_ && !ddy_) return;
-      for_each_query<SampleGradAdjoint, T>(
-          device, batch, count, channels, texels != nullptr, texture_view<const T>(data, in.table),
-          footprint_view<A>(uv, ddx, ddy), GradView<T>{pointer<const T>(grad), grad.stride(0), grad.stride(1), grad.stride(2)},
-          texels, uv_, ddx_, ddy_, count, in.reducers, static_cast<int>(max_anisotropy), in.address);
+      for_each_query_on_host<SampleGradAdjoint, T>(batch, count, 4 * channels, channels, texels != nullptr, texture, view,
+                                                   incoming, texels, uv_, ddx_, ddy_, count, in.reducers, most, in.address);
     };
-    if (on_cuda(device)) return run(to[0], to[1], to[2], to[3]);
-    run(nullptr, to[1], to[2], to[3]);  // on the CPU the scatter runs in one thread, in the order of the queries
+    run(nullptr, to[1], to[2], to[3]);  // the scatter runs in one thread, in the order of the queries
     run(to[0], nullptr, nullptr, nullptr);
   });
   if (mask[0]) grads[0] = grads[0].to(data.scalar_type());

@@ -202,9 +202,10 @@ struct Enlarging : torch::autograd::Function<Enlarging<Adjoint>> {
   static constexpr const char* kBack = Adjoint ? "texvlm::enlarge" : "texvlm::enlarge_backward";
   static Tensor forward(AutogradContext* ctx, const Tensor& planes, const SymInt& height, const SymInt& width) {
     const at::AutoDispatchBelowADInplaceOrView guard;
+    Tensor out = call_enlarge(kName, planes, height, width);  // first, since it checks the rank
     ctx->saved_data["height"] = planes.sym_size(1);
     ctx->saved_data["width"] = planes.sym_size(2);
-    return call_enlarge(kName, planes, height, width);
+    return out;
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     return {call_enlarge(kBack, grads[0], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt()), Tensor(),

@@ -103,6 +103,16 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("enlarge(Tensor planes, SymInt height, SymInt width) -> Tensor", compliant);
   m.def("enlarge_backward(Tensor grad, SymInt height, SymInt width) -> Tensor", compliant);
 
+  // text: image [B, 3, H, W] in [0, 1], weights float32 [5409] of the network -> [B, H, W] in [0, 1]; no gradient
+  m.def("text_regions(Tensor image, Tensor weights) -> Tensor", compliant);
+
+  // superpixel: image [B, 3, H, W] -> labels int64 [B, H, W] in 0 .. count - 1, count int64 [B] = min(n, H W); each one piece
+  m.def("superpixels(Tensor image, int n) -> (Tensor, Tensor)", compliant);
+  // labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture
+  m.def("superpixel_channels(Tensor labels, int n) -> Tensor", compliant);
+  // image [B, 3, H, W], labels int64 [B, H, W] -> float32 [B, H, W]: 1 where labels change and there is an edge
+  m.def("boundaries(Tensor image, Tensor labels) -> Tensor", compliant);
+
   // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]; given:
   // planes [B, n, h, w] of the channels given_channels (n of them in turn), h <= H, w <= W, enlarged bilinearly, which replace
   // the formula

@@ -56,7 +56,7 @@ void build_pyramid(const at::Tensor& image, const at::Tensor& data, const Levels
     const Rect bands{batch, 0, height >> k, 0, width << k};
     for_each_row_on_host<MipBand<S>::template For, T>(bands, data.size(2), picture, texture, k, reducers);
   } else if (image.defined()) {
-    for_each_texel<ImageToTexels<S>::template For, T>(data.device(), all, data.size(2), picture, texture);
+    for_each_row_on_host<ImageToTexels<S>::template For, T>(all, data.size(2), picture, texture);
   }
   build_levels(data.device(), texture, reducers, {batch, 0, table.height[k], 0, table.width[k]}, k + 1);
 }

@@ -1,10 +1,12 @@
 // Host code of the stem `sample`: sampling at an explicit level of detail, and its adjoint.
 #include "math/sample_adjoint.h"
 
-#include <ATen/Context.h>
-
 #include <array>
 
+#include "autograd.h"
+#include "cuda/sample.h"
+#include "filter.h"
+#include "fixed.h"
 #include "launch.h"
 #include "queries.h"
 #include "scatter.h"
@@ -19,9 +21,15 @@ Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, int64
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_query<SampleLod, T>(data.device(), batch, count, channels, false, texture_view<const T>(data, in.table),
-                                 query_view<Acc<T>>(uv, lod), pointer<T>(out), count, in.reducers, in.filter, in.address,
-                                 data.numel());
+    const auto texture = texture_view<const T>(data, in.table);
+    const auto queries = query_view<Acc<T>>(uv, lod);
+    if (on_cuda(data.device())) {
+      const c10::DeviceGuard guard(data.device());
+      const SampleLod<T, 0> f{texture, queries, pointer<T>(out), count, in.reducers, in.filter, in.address, data.numel()};
+      return cuda::sample(f, batch, current_stream(data.device()));
+    }
+    for_each_query_on_host<SampleLod, T>(batch, count, 4 * channels, channels, false, texture, queries, pointer<T>(out), count,
+                                         in.reducers, in.filter, in.address, data.numel());
   });
   return out;
 }
@@ -38,7 +46,6 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
   check_same_device(op, "grad", grad, data);
   const at::Device device = data.device();
-  if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::sample_lod_backward");
   const at::ScalarType acc = acc_dtype(data.scalar_type());
 
   const bool banded = mask[0] && !on_cuda(device) && channels > 0 && host::worth_banding(queries, pictures);
@@ -58,13 +65,19 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
     A* const to_uv = mask[1] && in.filter != Filter::nearest ? pointer<A>(grad_uv) : nullptr;
     A* const to_lod = mask[2] && in.filter == Filter::trilinear && in.table.count > 1 ? pointer<A>(grad_lod) : nullptr;
     if (!to_data && !to_uv && !to_lod) return;
-    if (banded) {
+    if (on_cuda(device)) {
+      const c10::DeviceGuard guard(device);
+      const FixedSums fixed(grad, grad_data, queries);
+      const SampleLodAdjoint<T, 0> f{texture, view, incoming, to_data, to_uv, to_lod, count, in.reducers, in.filter, in.address};
+      cuda::sample_adjoint(f, batch, fixed.view, current_stream(device));
+      if (to_data) fixed.template add_to<A>(grad_data);
+    } else if (banded) {
       const SampleKeys<A> find{view, in.table, pictures > 1, count, in.filter, in.address};
       host::scatter_by_bands<SampleLodAdjoint, T>(in.table, pictures, queries, channels, find, to_data, texture, view, incoming,
                                                   to_data, to_uv, to_lod, count, in.reducers, in.filter, in.address);
     } else {
-      for_each_query<SampleLodAdjoint, T>(device, batch, count, channels, mask[0], texture, view, incoming, to_data, to_uv,
-                                          to_lod, count, in.reducers, in.filter, in.address);
+      for_each_query_on_host<SampleLodAdjoint, T>(batch, count, 4 * channels, channels, mask[0], texture, view, incoming, to_data,
+                                                  to_uv, to_lod, count, in.reducers, in.filter, in.address);
     }
   });
   if (mask[0]) grad_data = grad_data.to(data.scalar_type());

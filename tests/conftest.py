@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -41,6 +42,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
             if not texvlm.gl.status("cuda").available:
                 pytest.skip(f"the CUDA device has no OpenGL: {texvlm.gl.status('cuda').reason}")
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Every device that a test shall pass on; in an emulated build (tests/shim) the CPU runs the CUDA kernels."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 # What may be skipped, and why; any other skip fails the run.

@@ -27,6 +27,8 @@ STAGES = [
     "fovea",
     "distance",
     "salience",
+    "superpixel",
+    "text",
     "channels",
     "cascade",
 ]
@@ -34,13 +36,15 @@ PINNED = [
     "CHANNELS",
     "FoveaLayout",
     "Texture",
+    "boundaries",
     "build_channels",
     "distance_transform",
     "generate_mipmaps",
     "reference",
     "saliency",
+    "text_regions",
 ]
-PINNED += ["sample_foveated", "select", "topk"]
+PINNED += ["sample_foveated", "select", "superpixels", "topk"]
 CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]
 MAX_LINES = 620
 

@@ -10,7 +10,7 @@ from texvlm import _ext as _ext
 from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.cascade import Selection, compact, select, topk
-from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
+from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels, contrast_edges, edges
 from texvlm.distance import distance_transform
 from texvlm.embedding import PCA, ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
 from texvlm.flow import optical_flow
@@ -23,6 +23,8 @@ from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
+from texvlm.superpixel import boundaries, superpixel_channels, superpixels
+from texvlm.text import text_regions
 from texvlm.texture import Texture
 from texvlm.warping import motion, warp
 
@@ -45,12 +47,15 @@ __all__ = [
     "Selection",
     "Texture",
     "attention_map",
+    "boundaries",
     "build_channels",
     "build_info",
     "cached_bytes",
     "cmake_prefix_path",
     "compact",
+    "contrast_edges",
     "distance_transform",
+    "edges",
     "embedding_planes",
     "empty_cache",
     "empty_texture_cache",
@@ -72,6 +77,9 @@ __all__ = [
     "sample_lod",
     "sample_lod_hardware",
     "select",
+    "superpixel_channels",
+    "superpixels",
+    "text_regions",
     "texture_cache_stats",
     "topk",
     "update_mipmaps",

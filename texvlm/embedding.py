@@ -176,18 +176,17 @@ class PCA:
     count: int
 
     @classmethod
-    def fit(
-        cls, features: Tensor | Iterable[Tensor], texts: Tensor | None = None, axes: int = AXES, centre: bool = True
-    ) -> PCA:
+    def fit(cls, features: Tensor | Iterable[Tensor], texts: Tensor | None = None, axes: int = AXES, centre: bool = True) -> PCA:
         """Fits the axes.
 
         Args:
             features: [n, D] or [B, D, h, w], or batches of them (a generator will do: each batch is seen once).
-            texts: [Q, D], texts like the queries to come. The axes then follow the sum of both covariances, each centred on its own
-                mean and scaled to the same total, so that directions are kept along which queries differ.
+            texts: [Q, D], texts like the queries to come. The axes then follow the sum of both covariances, each scaled to the same
+                total, so that directions are kept along which queries differ.
             axes: how many.
-            centre: False leaves the features' mean in (the axes then are those of the uncentred scatter): unit vectors on 16 axes then
-                order places as the cosine at full width does, which differences from the mean do not.
+            centre: features and texts each about their own mean, as principal components are defined. False leaves the means in (the
+                axes are then those of the second moments): unit vectors on the axes are then compared almost as unit vectors at full
+                width are, since no common part is missing from their lengths, and order places alike.
 
         Raises:
             ValueError: fewer than two finite features, or batches of different widths.
@@ -209,11 +208,12 @@ class PCA:
             covariance = covariance + torch.outer(features.mean, features.mean) * (features.count / (features.count - 1))
         total = float(covariance.trace())
         wanted, text_mean = covariance, torch.zeros(width, dtype=torch.float64)
-        if texts is not None and texts.count > 1:
+        if texts is not None and texts.count:
             if texts.mean.shape != features.mean.shape:
                 raise ValueError(f"texts must have {width} dimensions like the features, got {len(texts.mean)}")
-            spread = texts.scatter / texts.scatter.trace().clamp(min=torch.finfo(torch.float64).tiny)
-            wanted, text_mean = covariance / max(total, 1e-300) + spread, texts.mean
+            spread = texts.scatter if centre else texts.scatter + texts.count * torch.outer(texts.mean, texts.mean)
+            wanted = covariance / max(total, 1e-300) + spread / spread.trace().clamp(min=1e-300)
+            text_mean = texts.mean if centre else text_mean
         strength, vectors = torch.linalg.eigh(wanted)
         kept = min(axes, width)
         strength, found = strength.flip(0)[:kept], vectors.T.flip(0)[:kept]
@@ -378,7 +378,9 @@ class Embedding:
             raise TypeError(f"provider must have name, encode_image and encode_text, got {type(provider).__name__}")
         pca = getattr(provider, "pca", None) if pca is None else pca
         if pca is None:
-            raise ValueError(f"{provider.name} brings no principal axes: find them with Embedding.fit(provider, pictures) or pass pca=")
+            raise ValueError(
+                f"{provider.name} brings no principal axes: find them with Embedding.fit(provider, pictures) or pass pca="
+            )
         self.provider, self.pca = provider, pca
         self.kept = getattr(provider, "kept", None) if kept is None else kept
 
@@ -389,14 +391,16 @@ class Embedding:
         pictures: ImageLike | Iterable[ImageLike],
         texts: Sequence[str] | None = None,
         axes: int = AXES,
-        centre: bool = True,
+        centre: bool = False,
     ) -> Embedding:
-        """Finds the axes on pictures (a batch, or an iterable of pictures or batches), as `PCA.fit` does.
+        """Finds the axes on pictures (a batch, or an iterable of pictures or batches), as `PCA.fit` does; the means stay in by default.
 
         With `texts`, what the axes keep of the result of these queries on the last of the pictures is measured too; less than 95 %
         is a warning, and `kept` says how much.
         """
-        several = isinstance(pictures, Iterable) and not isinstance(pictures, Tensor) and not hasattr(pictures, "__array_interface__")
+        several = (
+            isinstance(pictures, Iterable) and not isinstance(pictures, Tensor) and not hasattr(pictures, "__array_interface__")
+        )
         seen, features = Moments(), None
         for picture in pictures if several else (pictures,):  # type: ignore[union-attr]
             features = _features(provider, picture)  # type: ignore[arg-type]
@@ -424,7 +428,7 @@ class Embedding:
 
     def planes(self, image: ImageLike) -> Tensor:
         """Unit vectors [B, 16, h, w]; see `embedding_planes`."""
-        return embedding_planes(image, self.provider, self.pca)
+        return embedding_planes(image, self)
 
     def query(self, query: str | Sequence[str] | Tensor) -> Tensor:
         """A query on the axes, unit length: a text [16], texts [Q, 16], or vectors [..., D] (laid on the axes) or [..., 16] (kept)."""
@@ -476,10 +480,9 @@ def embedding_planes(image: ImageLike, provider: EmbeddingProvider | Embedding, 
         >>> texvlm.embedding_planes(torch.rand(3, 64, 96), texvlm.DigitsEmbedding()).shape
         torch.Size([1, 16, 8, 12])
     """
-    if isinstance(provider, Embedding):
-        provider, pca = provider.provider, provider.pca if pca is None else pca
-    pca = Embedding(provider, pca).pca
-    return pca.transform(_features(provider, image))
+    if not isinstance(provider, Embedding):
+        return Embedding(provider, pca).planes(image)
+    return (provider.pca if pca is None else pca).transform(_features(provider.provider, image))
 
 
 def relevance(source: Tensor | Texture, query: Tensor | Sequence[float] | None = None, level: int = 0) -> Tensor:

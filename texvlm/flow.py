@@ -25,12 +25,13 @@ def optical_flow(previous: ImageLike, current: ImageLike, *, finest: int | None 
     Args:
         previous, current: see `Texture`; of one shape and dtype, values in [0, 1] (uint8 is divided by 255). Grey, RGB or RGBA; values
             that are not finite count as 0.
-        finest: the mip level down to which is searched. By default 0 for pictures up to 1024 pixels long and 1 for larger ones.
+        finest: the mip level down to which is searched. By default 0 for pictures up to 1280 pixels long and 1 for larger ones.
 
     Returns:
         (flow, occlusion). flow float32 [B, 2, H, W], (x, y) in pixels: previous sampled at p + flow(p) looks like current at p; in a
         picture too small for a match, or without texture, it is near 0. occlusion bool [B, H, W]: True where the flow leads outside of
-        the previous picture or does not lead back, |f + b|^2 > 0.01 (|f|^2 + |b|^2) + 0.5, tested once for each 2 x 2 pixels.
+        the previous picture or does not lead back, |f + b|^2 > 0.01 (|f|^2 + |b|^2) + 0.5, tested for
+            blocks of 2 x 2 pixels (4 x 4 where level 0 is not searched).
         Both are deterministic and have no gradient: the search is made of comparisons. (`warp` is differentiable in the flow.)
 
     Raises:

@@ -48,9 +48,7 @@ def gaussian_splat(
         [0.0, 14.0, 100.0, 14.0, 0.0]
     """
     acc = acc_dtype(points.dtype)
-    return ops.gaussian_splat(
-        points.to(acc), weights.to(acc), sigma, height, width, keep, None if base is None else base.to(acc)
-    )
+    return ops.gaussian_splat(points.to(acc), weights.to(acc), sigma, height, width, keep, None if base is None else base.to(acc))
 
 
 def _history(

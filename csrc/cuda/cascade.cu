@@ -266,7 +266,8 @@ void topk(const TopKView<T>& view, int64_t batch, void* workspace, void* stream)
   const bool all = view.k == view.count;
   if (!all) {
     const Threshold<Bits> start{0, static_cast<unsigned>(view.k)};
-    const dim3 rows(at_most(batch, 1 << 20)), grid(at_most(ceil_div(view.count, 16 * kThreads), 2048), at_most(batch, kMaxGridYZ));
+    const dim3 rows(at_most(batch, 1 << 20)),
+        grid(at_most(ceil_div(view.count, 16 * kThreads), 2048), at_most(batch, kMaxGridYZ));
     launch(select_start_kernel<Bits>, rows, kThreads, 0, stream, w.found, w.histogram, batch, start);
     for (int shift = Order<T>::kBits - 8; shift >= 0; shift -= 8) {
       launch(select_count_kernel<T>, grid, kThreads, 0, stream, view, batch, shift, w.found, w.histogram);
@@ -287,7 +288,7 @@ void compact(const CompactView& view, int64_t batch, void* workspace, void* stre
   scan(Compact{view}, batch, view.count, static_cast<Compact::Value*>(workspace), stream);
 }
 
-#define TEXVLM_TOPK(T)                                            \
+#define TEXVLM_TOPK(T)                                           \
   template int64_t topk_workspace<T>(int64_t, int64_t, int64_t); \
   template void topk<T>(const TopKView<T>&, int64_t, void*, void*)
 TEXVLM_TOPK(float);

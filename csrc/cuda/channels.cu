@@ -22,6 +22,5 @@ TEXVLM_PLANES(TEXVLM_TEXELS, PassAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, GivenAdjoint);
 TEXVLM_PLANES(TEXVLM_QUERIES, EccentricityAdjoint);
 TEXVLM_PLANES(TEXVLM_QUERIES, FixationAdjoint);
-TEXVLM_PLANES(TEXVLM_QUERIES, EdgeThreshold);
 
 }  // namespace texvlm::cuda

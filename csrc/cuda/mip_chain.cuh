@@ -137,7 +137,8 @@ struct MipTile {
           for (int k = 0; k < kColumns; ++k)
 #pragma unroll
             for (int c = 0; c < kPart; ++c)
-              if (x0 + 32 * k < a.x.extent && c0 + c < g) v[k][c] = in[(x0 + 32 * k) * image.stride_x + (c0 + c) * image.stride_c];
+              if (x0 + 32 * k < a.x.extent && c0 + c < g)
+                v[k][c] = in[(x0 + 32 * k) * image.stride_x + (c0 + c) * image.stride_c];
 #pragma unroll
           for (int k = 0; k < kColumns; ++k)
 #pragma unroll
@@ -249,8 +250,9 @@ constexpr int kBlocks = sizeof(T) < 8 && Mean ? 3 : 2;
 
 // counters: one per picture and channel group, zero before; null where one tile is all.
 template <class S, class T, int C, int Side, bool Mean>
-__global__ void __launch_bounds__(kThreads, kBlocks<T, Mean>) mip_chain_kernel(ImageView<const S> image, TextureView<T> texture, Reducers reducers,
-                                                             MipPlan plan, int64_t batch, unsigned* counters) {
+__global__ void __launch_bounds__(kThreads, kBlocks<T, Mean>)
+    mip_chain_kernel(ImageView<const S> image, TextureView<T> texture, Reducers reducers, MipPlan plan, int64_t batch,
+                     unsigned* counters) {
   using Shape = MipShape<T, C, Side>;
   TEXVLM_SHARED(strip, T[Shape::kStrip]);
   TEXVLM_SHARED(one, T[Shape::kFirst]);

@@ -74,7 +74,7 @@ void mip_chain(const ImageView<const S>& image, const TextureView<T>& texture, c
   });
 }
 
-#define TEXVLM_MIP_CHAIN(S, T)                                                                                              \
+#define TEXVLM_MIP_CHAIN(S, T) \
   template void mip_chain<S, T>(const ImageView<const S>&, const TextureView<T>&, const Reducers&, int64_t, unsigned*, void*)
 #define TEXVLM_MIP_CHAINS(T)    \
   TEXVLM_MIP_CHAIN(uint8_t, T); \

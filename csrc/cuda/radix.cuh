@@ -1,8 +1,8 @@
 // A stable radix sort of (key, value) pairs, ascending, rows at a time; and the digits that selection by radix shares with it.
 //
 // Least digit first, 8 bits a pass: counts per tile and digit, their scan (digit-major, so that equal digits keep the order of
-// their tiles), then each tile writes its pairs in order. Method: N. Satish, M. Harris and M. Garland, "Designing efficient sorting
-// algorithms for manycore GPUs", IPDPS 2009. Bytes moved per pass: keys twice, values once, in; both once out.
+// their tiles), then each tile writes its pairs in order. Method: N. Satish, M. Harris and M. Garland, "Designing efficient
+// sorting algorithms for manycore GPUs", IPDPS 2009. Bytes moved per pass: keys twice, values once, in; both once out.
 #pragma once
 
 #include "scan.cuh"

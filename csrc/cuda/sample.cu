@@ -1,8 +1,8 @@
 // Sampling at an explicit level of detail, and its adjoint.
 //
 // Forward, more than 4 channels: 8 texels of a query in (two levels of four, most of them from the caches), its channels out.
-// Adjoint: the same 8 texels and the incoming gradient in where uv or lod want a gradient, 8 texels added to; zeros are not added.
-// Up to 4 channels a thread per query is as good: it reads whole texels, and nothing is computed twice.
+// Adjoint: the same 8 texels and the incoming gradient in where uv or lod want a gradient, 8 texels added to; zeros are not
+// added. Up to 4 channels a thread per query is as good: it reads whole texels, and nothing is computed twice.
 #include "sample.h"
 
 #include "lanes.cuh"
@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(kThreads)
   TEXVLM_SHARED(partial, A[3][kThreads]);
   const int me = static_cast<int>(threadIdx.x), q = me / shape.lanes, s = me - q * shape.lanes;
   const int64_t channels = f.texture.channels;
+  sink.start();
   const bool whole = f.filter == Filter::nearest, coordinates = f.grad_uv || f.grad_lod;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * shape.queries; first < all;
        first += static_cast<int64_t>(gridDim.x) * shape.queries) {
@@ -172,7 +173,7 @@ void sample_adjoint(const SampleLodAdjoint<T, 0>& f, int64_t batch, const FixedP
     const QueryShape shape = QueryShape::of(channels, W);
     if (fixed.sums) {
       launch(sample_adjoint_kernel<T, W, FixedSink<A>>, shape.grid(all), shape.threads(), 0, stream, f,
-             FixedSink<A>{f.grad_data, fixed}, all, shape);
+             FixedSink<A>{f.grad_data, fixed, 0}, all, shape);
     } else {
       launch(sample_adjoint_kernel<T, W, FloatSink<A>>, shape.grid(all), shape.threads(), 0, stream, f, FloatSink<A>{f.grad_data},
              all, shape);
@@ -180,7 +181,7 @@ void sample_adjoint(const SampleLodAdjoint<T, 0>& f, int64_t batch, const FixedP
   });
 }
 
-#define TEXVLM_SAMPLE(T)                                             \
+#define TEXVLM_SAMPLE(T)                                           \
   template void sample<T>(const SampleLod<T, 0>&, int64_t, void*); \
   template void sample_adjoint<T>(const SampleLodAdjoint<T, 0>&, int64_t, const FixedPoint&, void*)
 TEXVLM_SAMPLE(float);

@@ -1,7 +1,8 @@
 // How kernels add to gradients that several threads touch.
 //
-// Sinks have add(live, at, value): W neighbouring values, at element `at`. All lanes of a warp call it together, those without
-// something to add with live = false: below sm_90 lanes that hit one texel are matched, and one of them adds for all.
+// Sinks have start(), called once, and add(live, at, value): W neighbouring values, at element `at`. All lanes of a warp call it
+// together, those without something to add with live = false: below sm_90 lanes that hit one texel are matched, and one of them
+// adds for all.
 #pragma once
 
 #include <cmath>
@@ -30,11 +31,12 @@ __device__ void atomic_add(A* target, const A (&value)[W]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if constexpr (W == 4 && std::is_same_v<A, float>) {
     atomicAdd(reinterpret_cast<float4*>(target), float4{value[0], value[1], value[2], value[3]});
-    return;
-  }
+  } else
 #endif
+  {
 #pragma unroll
-  for (int w = 0; w < W; ++w) atomicAdd(target + w, value[w]);
+    for (int w = 0; w < W; ++w) atomicAdd(target + w, value[w]);
+  }
 }
 
 // Sums over the lanes with the same `at`, in the lowest of them, which is told so. Each round every lane takes the next peer's
@@ -63,6 +65,7 @@ template <class A>
 struct FloatSink {
   A* target;
 
+  __device__ void start() {}
   template <int W>
   __device__ void add(bool live, int64_t at, A (&value)[W]) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -87,11 +90,12 @@ template <class A>
 struct FixedSink {
   A* target;
   FixedPoint fixed;
+  double scale;
 
+  __device__ void start() { scale = fixed_scale(fixed); }
   template <int W>
   __device__ void add(bool live, int64_t at, A (&value)[W]) const {
     if (!live) return;
-    const double scale = fixed_scale(fixed);
 #pragma unroll
     for (int w = 0; w < W; ++w) {
       if (finite(value[w])) {
@@ -104,7 +108,8 @@ struct FixedSink {
   }
 };
 
-// The block's sum in thread 0, always in the same order: lanes as a tree, then warps one after another. The block is in step after.
+// The block's sum in thread 0, always in the same order: lanes as a tree, then warps one after another. The block is in step
+// after.
 template <class A>
 __device__ A block_sum(A value) {
   TEXVLM_SHARED(sums, A[kWarps]);

@@ -1,9 +1,9 @@
 // Scatter on CUDA whose sums do not depend on the order of additions: 64-bit fixed point.
 //
-// Integers add up to the same in any order, so atomics are reproducible as they are; sorting by texel would cost several passes over
-// (query, tap) pairs, and ends with one thread that adds up a hot texel. Per query the weights of a texel sum to at most 1, so no
-// sum exceeds count * largest, which is scaled to 2^61: the error of a sum of n terms is at most n * count * largest * 2^-62. Terms
-// that are not finite are added to the result itself: infinities and NaN do not depend on the order either.
+// Integers add up to the same in any order, so atomics are reproducible as they are; sorting by texel would cost several passes
+// over (query, tap) pairs, and ends with one thread that adds up a hot texel. Per query the weights of a texel sum to at most 1,
+// so no sum exceeds count * largest, which is scaled to 2^61: the error of a sum of n terms is at most n * count * largest *
+// 2^-60. Terms that are not finite are added to the result itself: infinities and NaN do not depend on the order either.
 // Workspace: 8 bytes per gradient value, and 8 bytes.
 #pragma once
 

@@ -261,8 +261,8 @@ struct ScatterTopK {
   }
 };
 
-// The host's way (CUDA has csrc/cuda/cascade.cu), for one row: the k-th best key by bisection over its bits (each step counts keys, which
-// vectorises and has no branches), then the winners in one pass, then a radix sort of the winners alone.
+// The host's way (CUDA has csrc/cuda/cascade.cu), for one row: the k-th best key by bisection over its bits (each step counts
+// keys, which vectorises and has no branches), then the winners in one pass, then a radix sort of the winners alone.
 template <class T>
 struct SelectRow {
   using A = Acc<T>;

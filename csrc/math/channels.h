@@ -7,10 +7,10 @@
 
 #include "contrast.h"
 #include "given.h"
+#include "rarity.h"
 
 namespace texvlm {
 
-constexpr double kEdgeThreshold = 2;  // an edge pixel is above this many times the picture's mean edge
 constexpr int kChannels = 40, kMaxChannels = 64;
 
 enum Channel : int8_t {
@@ -196,20 +196,6 @@ struct FixationAdjoint {
 };
 
 // ---- the threshold of the distance ----
-
-// Item 0: kEdgeThreshold times the mean of the edges of each picture, from the sums of its rows.
-template <class T, int C>
-struct EdgeThreshold {
-  const MapStats<T>* rows;  // [B, H]
-  double* out;
-  int64_t height, width;
-
-  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
-    double sum = 0;
-    for (int64_t y = 0; y < height; ++y) sum += rows[b * height + y].sum;
-    out[b] = kEdgeThreshold * (sum / static_cast<double>(height * width));
-  }
-};
 
 // ---- level 0 ----
 

@@ -18,14 +18,13 @@ namespace texvlm {
 
 constexpr int kPatch = 8;                       // side of a patch, in pixels of its level
 constexpr int kMostSteps = 8;                   // Gauss-Newton steps of a patch
-constexpr float kStillStep = 0.05f;             // a step shorter than this (pixels) ends the search
+constexpr float kStillStep = 0.1f;              // a step shorter than this (pixels) ends the search
 constexpr float kSearchRadius = 8.f;            // how far a patch may go from where it began, in pixels of its level
 constexpr float kNoise = 3.5e-5f;               // variance of luma that is not motion: (1.5 / 255)^2
-constexpr float kLeastCurvature = 1e-4f;         // added to the normal matrix: texture below the noise does not move a patch
+constexpr float kLeastCurvature = 5e-6f;         // added to the normal matrix: texture below the noise does not move a patch
 constexpr float kApart = 0.25f;                 // a coarse node's flow is a candidate of its own when it differs by this much
 
 constexpr float kOcclusionShare = 0.01f, kOcclusionFloor = 0.5f;  // |f + b|^2 > share (|f|^2 + |b|^2) + floor, as in UnFlow
-constexpr int64_t kOcclusionBlock = 2;
 
 #if defined(TEXVLM_HAS_LANES)
 using Eight = Lanes<float, kPatch>;
@@ -351,11 +350,11 @@ struct FlowDense {
 };
 
 // Where the current picture shows what the previous one does not: the flow there and the flow back do not cancel out, or it leads
-// outside. One test for each block of kOcclusionBlock^2 pixels, at its centre.
+// outside. One test for each block of pixels, at its centre: between the nodes the flow is bilinear.
 template <class T, int C>
 struct FlowOcclusion {
   FlowGrid grid;
-  int64_t batch, height, width;
+  int64_t batch, height, width, block;
   float scale_y, scale_x, grid_y, grid_x;  // as in FlowDense
   bool* out;
 
@@ -370,8 +369,8 @@ struct FlowOcclusion {
   }
   // y, x number blocks.
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const int64_t y0 = y * kOcclusionBlock, x0 = x * kOcclusionBlock;
-    const int64_t y1 = minimum(y0 + kOcclusionBlock, height), x1 = minimum(x0 + kOcclusionBlock, width);
+    const int64_t y0 = y * block, x0 = x * block;
+    const int64_t y1 = minimum(y0 + block, height), x1 = minimum(x0 + block, width);
     const bool value = occluded(b, static_cast<float>(y0 + y1) * 0.5f, static_cast<float>(x0 + x1) * 0.5f);
     for (int64_t i = y0; i < y1; ++i)
       for (int64_t j = x0; j < x1; ++j) out[(b * height + i) * width + j] = value;

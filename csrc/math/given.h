@@ -1,7 +1,7 @@
 // Channels that are handed in as planes, at any resolution up to the picture's, and enlarged while the texels are written.
 #pragma once
 
-#include "salience.h"
+#include "enlarge.h"
 
 namespace texvlm {
 

@@ -20,6 +20,13 @@ struct GroupView {
   TEXVLM_HD int64_t texels_of(int l) const { return levels.height[l] * levels.width[l]; }
 };
 
+// `count` texels, `N` channels of each; up to `M` the target is filled with zeros.
+template <int N, int M, class T>
+TEXVLM_HD void copy_group(const T* TEXVLM_RESTRICT in, int64_t in_step, T* TEXVLM_RESTRICT out, int64_t out_step, int64_t count) {
+  for (int64_t x = 0; x < count; ++x)
+    for (int i = 0; i < M; ++i) out[x * out_step + i] = i < N ? in[x * in_step + i] : T(0.0f);
+}
+
 // Level 0 of a packed texture [B, T, C] into groups; what is left of the last group becomes 0.
 template <class T, int C>
 struct TexelsToGroups {
@@ -27,11 +34,24 @@ struct TexelsToGroups {
   GroupView<T> groups;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
-    const T* in = texture.texel(b, 0, y, x);
-    const int64_t apart = 4 * groups.texels_of(0);
-    T* out = groups.texel(b, 0, c0 / 4, y, x);
-    for (int64_t c = c0; c < c1; c += 4, out += apart)
-      for (int64_t i = 0; i < 4; ++i) out[i] = c + i < c1 ? in[c + i] : T(0.0f);
+    for (int64_t c = c0; c < c1; c += 4) run(b, y, x, 1, c, c1 - c);
+  }
+
+#if defined(TEXVLM_HOST_LOOPS)
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const int64_t channels = C ? C : texture.channels;
+    for (int64_t c = 0; c < channels; c += 4) run(b, y, x0, x1 - x0, c, channels - c);
+  }
+#endif
+
+  TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int64_t count, int64_t c, int64_t left) const {
+    const T* in = texture.texel(b, 0, y, x) + c;
+    T* out = groups.texel(b, 0, c / 4, y, x);
+    const int64_t step = C ? C : texture.channels;
+    if (left >= 4) return copy_group<4, 4>(in, step, out, 4, count);
+    if (left == 3) return copy_group<3, 4>(in, step, out, 4, count);
+    if (left == 2) return copy_group<2, 4>(in, step, out, 4, count);
+    copy_group<1, 4>(in, step, out, 4, count);
   }
 };
 
@@ -43,11 +63,24 @@ struct GroupsToTexels {
   int level;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
-    const int64_t apart = 4 * groups.texels_of(level);
-    const T* in = groups.texel(b, level, c0 / 4, y, x);
-    T* out = texture.texel(b, level, y, x);
-    for (int64_t c = c0; c < c1; c += 4, in += apart)
-      for (int64_t i = 0; i < 4 && c + i < c1; ++i) out[c + i] = in[i];
+    for (int64_t c = c0; c < c1; c += 4) run(b, y, x, 1, c, c1 - c);
+  }
+
+#if defined(TEXVLM_HOST_LOOPS)
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const int64_t channels = C ? C : texture.channels;
+    for (int64_t c = 0; c < channels; c += 4) run(b, y, x0, x1 - x0, c, channels - c);
+  }
+#endif
+
+  TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int64_t count, int64_t c, int64_t left) const {
+    const T* in = groups.texel(b, level, c / 4, y, x);
+    T* out = texture.texel(b, level, y, x) + c;
+    const int64_t step = C ? C : texture.channels;
+    if (left >= 4) return copy_group<4, 4>(in, 4, out, step, count);
+    if (left == 3) return copy_group<3, 3>(in, 4, out, step, count);
+    if (left == 2) return copy_group<2, 2>(in, 4, out, step, count);
+    copy_group<1, 1>(in, 4, out, step, count);
   }
 };
 

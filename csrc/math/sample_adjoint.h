@@ -1,7 +1,7 @@
 // Adjoint of sampling at an explicit level of detail (sample.h): gradients of texels, uv and LOD in one pass per query.
 //
-// CUDA scatters with atomics (csrc/cuda/sample.cu). The host either runs query by query (`block`), or band by band (bands.h): SampleKeys says which
-// bands a query touches, `list` takes the queries of one band in their order.
+// CUDA scatters with atomics (csrc/cuda/sample.cu). The host either runs query by query (`block`), or band by band (bands.h):
+// SampleKeys says which bands a query touches, `list` takes the queries of one band in their order.
 #pragma once
 
 #include "bands.h"

@@ -98,7 +98,12 @@ CASES = [
 
 image = torch.rand(1, 3, 8, 8)
 BAD = [
-    Bad("build_channels", "grey", lambda: (torch.rand(1, 1, 8, 8), [0], 1, [], []), r"image must be \[B, 3, H, W\].*got \[1, 1, 8, 8\]"),
+    Bad(
+        "build_channels",
+        "grey",
+        lambda: (torch.rand(1, 1, 8, 8), [0], 1, [], []),
+        r"image must be \[B, 3, H, W\].*got \[1, 1, 8, 8\]",
+    ),
     Bad("build_channels", "dtype", lambda: (image.int(), [0], 1, [], []), "image must be float32.*got Int"),
     Bad("build_channels", "unknown", lambda: (image, [0, 40], 1, [], []), "channels must be distinct indices from 0 to 39"),
     Bad("build_channels", "negative", lambda: (image, [-1], 1, [], []), "channels must be distinct indices from 0 to 39"),

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda_runtime_api.h"
+#include "where.h"
 
 namespace texvlm::shim {
 
@@ -23,17 +24,6 @@ struct Settings {
   Schedule schedule() const { return seed == 0 ? Schedule::fixed : seed % 2 ? Schedule::random : Schedule::starve; }
 };
 Settings& settings();
-
-// Where in the source something happened.
-struct Where {
-  const char* file;
-  int line;
-};
-#define TEXVLM_SHIM_HERE \
-  ::texvlm::shim::Where { __builtin_FILE(), __builtin_LINE() }
-
-// Prints what is wrong, and where, and aborts.
-[[noreturn]] void fail(Where where, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 // A kernel that a source file can launch: listed when the program is loaded, counted when it is launched. With
 // TEXVLM_SHIM_LAUNCHES=file in the environment, "launched<TAB>source<TAB>kernel" is appended to that file on the first launch,

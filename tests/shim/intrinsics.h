@@ -93,4 +93,4 @@ TEXVLM_SHIM_CACHED(wb)
 TEXVLM_SHIM_CACHED(wt)
 #undef TEXVLM_SHIM_CACHED
 
-[[noreturn]] inline void __trap(texvlm::shim::Where where = TEXVLM_SHIM_HERE) { texvlm::shim::fail(where, "__trap"); }
+[[noreturn]] inline void __trap(texvlm::shim::Where where = {}) { texvlm::shim::fail(where, "__trap"); }

@@ -113,18 +113,18 @@ float4 in_level(const Texture& t, size_t level, float u, float v, size_t layer) 
   return sum(above, 1 - fy, below, fy);
 }
 
-const Texture& texture_of(cudaTextureObject_t handle, int layer) {
+const Texture& texture_of(Where where, cudaTextureObject_t handle, int layer) {
   const auto* t = reinterpret_cast<const Texture*>(handle);
-  if (t == nullptr) fail(TEXVLM_SHIM_HERE, "a fetch from no texture");
+  if (t == nullptr) fail(where, "a fetch from no texture");
   if (layer < 0 || static_cast<size_t>(layer) >= t->levels[0]->extent.depth)
-    fail(TEXVLM_SHIM_HERE, "a fetch from layer %d of %zu", layer, t->levels[0]->extent.depth);
+    fail(where, "a fetch from layer %d of %zu", layer, t->levels[0]->extent.depth);
   return *t;
 }
 
 }  // namespace
 
-float4 fetch(cudaTextureObject_t texture, float u, float v, int layer, float level) {
-  const Texture& t = texture_of(texture, layer);
+float4 fetch(Where where, cudaTextureObject_t texture, float u, float v, int layer, float level) {
+  const Texture& t = texture_of(where, texture, layer);
   const double last = static_cast<double>(t.levels.size() - 1);
   const double biased = static_cast<double>(level) + static_cast<double>(t.sampler.mipmapLevelBias);
   const double lod = std::clamp<double>(
@@ -139,8 +139,8 @@ float4 fetch(cudaTextureObject_t texture, float u, float v, int layer, float lev
 }
 
 // The footprint is an ellipse, whose axes are the singular vectors of [dx dy] in texels: here from the eigenvalues of M M'.
-float4 fetch(cudaTextureObject_t texture, float u, float v, int layer, float2 dx, float2 dy) {
-  const Texture& t = texture_of(texture, layer);
+float4 fetch(Where where, cudaTextureObject_t texture, float u, float v, int layer, float2 dx, float2 dy) {
+  const Texture& t = texture_of(where, texture, layer);
   const double w = static_cast<double>(t.levels[0]->extent.width), h = static_cast<double>(t.levels[0]->extent.height);
   const double ax = dx.x * w, ay = dx.y * h, bx = dy.x * w, by = dy.y * h;
   const double xx = ax * ax + bx * bx, yy = ay * ay + by * by, xy = ax * ay + bx * by;
@@ -154,21 +154,21 @@ float4 fetch(cudaTextureObject_t texture, float u, float v, int layer, float2 dx
   for (int i = 0; i < taps; ++i) {
     const double along = ((i + 0.5) / taps - 0.5) * major;
     const auto at_u = static_cast<float>(u + along * std::cos(angle) / w), at_v = static_cast<float>(v + along * std::sin(angle) / h);
-    all = sum(all, 1, fetch(texture, at_u, at_v, layer, static_cast<float>(lod)), 1.0f / static_cast<float>(taps));
+    all = sum(all, 1, fetch(where, texture, at_u, at_v, layer, static_cast<float>(lod)), 1.0f / static_cast<float>(taps));
   }
   return all;
 }
 
-void* surface_texel(cudaSurfaceObject_t surface, int x, int y, int layer, int size) {
+void* surface_texel(Where where, cudaSurfaceObject_t surface, int x, int y, int layer, int size) {
   const auto* a = reinterpret_cast<const cudaArray*>(surface);
-  if (a == nullptr) fail(TEXVLM_SHIM_HERE, "an access to no surface");
+  if (a == nullptr) fail(where, "an access to no surface");
   const bool inside = x >= 0 && static_cast<size_t>(x) + static_cast<size_t>(size) <= a->row_bytes() && y >= 0 &&
                       static_cast<size_t>(y) < a->extent.height && layer >= 0 && static_cast<size_t>(layer) < a->extent.depth;
   if (!inside)
-    fail(TEXVLM_SHIM_HERE, "surface out of bounds: byte %d of row %d of layer %d, in an array of %zu bytes x %zu rows x %zu layers",
+    fail(where, "surface out of bounds: byte %d of row %d of layer %d, in an array of %zu bytes x %zu rows x %zu layers",
          x, y, layer, a->row_bytes(), a->extent.height, a->extent.depth);
   if (x % size != 0 || size != a->texel_bytes())
-    fail(TEXVLM_SHIM_HERE, "a surface access of %d bytes at byte %d, in an array of texels of %d bytes", size, x, a->texel_bytes());
+    fail(where, "a surface access of %d bytes at byte %d, in an array of texels of %d bytes", size, x, a->texel_bytes());
   return a->row(static_cast<size_t>(y), static_cast<size_t>(layer)) + x;
 }
 
@@ -220,7 +220,7 @@ cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t) {
   const auto row = [&](cudaArray_const_t array, cudaPos at, const cudaPitchedPtr& linear, size_t y, size_t z) {
     if (array == nullptr) return static_cast<char*>(linear.ptr) + ((at.z + z) * linear.ysize + at.y + y) * linear.pitch + at.x;
     if ((at.x * texel + bytes > array->row_bytes()) || at.y + y >= array->extent.height || at.z + z >= array->extent.depth)
-      texvlm::shim::fail(TEXVLM_SHIM_HERE, "cudaMemcpy3DAsync: row %zu of layer %zu is outside of the array", at.y + y, at.z + z);
+      texvlm::shim::fail({}, "cudaMemcpy3DAsync: row %zu of layer %zu is outside of the array", at.y + y, at.z + z);
     return array->row(at.y + y, at.z + z) + at.x * texel;
   };
   for (size_t z = 0; z < copy->extent.depth; ++z)

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "vectors.h"
+#include "where.h"
 
 using cudaTextureObject_t = unsigned long long;
 using cudaSurfaceObject_t = unsigned long long;
@@ -111,10 +112,10 @@ cudaError_t cudaDestroySurfaceObject(cudaSurfaceObject_t surface);
 
 namespace texvlm::shim {
 
-float4 fetch(cudaTextureObject_t texture, float u, float v, int layer, float level);
-float4 fetch(cudaTextureObject_t texture, float u, float v, int layer, float2 dx, float2 dy);
-// A texel that has `size` bytes, of a level-0 or any other array; x in bytes.
-void* surface_texel(cudaSurfaceObject_t surface, int x, int y, int layer, int size);
+float4 fetch(Where where, cudaTextureObject_t texture, float u, float v, int layer, float level);
+float4 fetch(Where where, cudaTextureObject_t texture, float u, float v, int layer, float2 dx, float2 dy);
+// A texel that has `size` bytes; x in bytes.
+void* surface_texel(Where where, cudaSurfaceObject_t surface, int x, int y, int layer, int size);
 
 inline void narrow(float4 v, float* to) { *to = v.x; }
 inline void narrow(float4 v, float2* to) { *to = {v.x, v.y}; }
@@ -129,28 +130,28 @@ T fetch_as(A... a) {
 }  // namespace texvlm::shim
 
 template <class T>
-T tex2DLayered(cudaTextureObject_t texture, float u, float v, int layer) {
-  return texvlm::shim::fetch_as<T>(texture, u, v, layer, 0.0f);
+T tex2DLayered(cudaTextureObject_t texture, float u, float v, int layer, texvlm::shim::Where where = {}) {
+  return texvlm::shim::fetch_as<T>(where, texture, u, v, layer, 0.0f);
 }
 template <class T>
-T tex2DLayeredLod(cudaTextureObject_t texture, float u, float v, int layer, float level) {
-  return texvlm::shim::fetch_as<T>(texture, u, v, layer, level);
+T tex2DLayeredLod(cudaTextureObject_t texture, float u, float v, int layer, float level, texvlm::shim::Where where = {}) {
+  return texvlm::shim::fetch_as<T>(where, texture, u, v, layer, level);
 }
 template <class T>
-T tex2DLayeredGrad(cudaTextureObject_t texture, float u, float v, int layer, float2 dx, float2 dy) {
-  return texvlm::shim::fetch_as<T>(texture, u, v, layer, dx, dy);
+T tex2DLayeredGrad(cudaTextureObject_t texture, float u, float v, int layer, float2 dx, float2 dy,
+                   texvlm::shim::Where where = {}) {
+  return texvlm::shim::fetch_as<T>(where, texture, u, v, layer, dx, dy);
 }
 
-enum cudaSurfaceBoundaryMode { cudaBoundaryModeZero, cudaBoundaryModeClamp, cudaBoundaryModeTrap };
 template <class T>
-void surf2DLayeredwrite(T value, cudaSurfaceObject_t surface, int x, int y, int layer) {
-  *static_cast<T*>(texvlm::shim::surface_texel(surface, x, y, layer, sizeof(T))) = value;
+void surf2DLayeredwrite(T value, cudaSurfaceObject_t surface, int x, int y, int layer, texvlm::shim::Where where = {}) {
+  *static_cast<T*>(texvlm::shim::surface_texel(where, surface, x, y, layer, sizeof(T))) = value;
 }
 template <class T>
-T surf2DLayeredread(cudaSurfaceObject_t surface, int x, int y, int layer) {
-  return *static_cast<T*>(texvlm::shim::surface_texel(surface, x, y, layer, sizeof(T)));
+T surf2DLayeredread(cudaSurfaceObject_t surface, int x, int y, int layer, texvlm::shim::Where where = {}) {
+  return *static_cast<T*>(texvlm::shim::surface_texel(where, surface, x, y, layer, sizeof(T)));
 }
 template <class T>
-void surf2DLayeredread(T* value, cudaSurfaceObject_t surface, int x, int y, int layer) {
-  *value = surf2DLayeredread<T>(surface, x, y, layer);
+void surf2DLayeredread(T* value, cudaSurfaceObject_t surface, int x, int y, int layer, texvlm::shim::Where where = {}) {
+  *value = surf2DLayeredread<T>(surface, x, y, layer, where);
 }

@@ -9,21 +9,21 @@
 using texvlm_where = texvlm::shim::Where;
 constexpr unsigned texvlm_full_warp = 0xffffffffu;
 
-inline void __syncthreads(texvlm_where where = TEXVLM_SHIM_HERE) { texvlm::shim::barrier("__syncthreads", false, where); }
-inline int __syncthreads_count(int vote, texvlm_where where = TEXVLM_SHIM_HERE) {
+inline void __syncthreads(texvlm_where where = {}) { texvlm::shim::barrier("__syncthreads", false, where); }
+inline int __syncthreads_count(int vote, texvlm_where where = {}) {
   return texvlm::shim::barrier("__syncthreads_count", vote != 0, where);
 }
-inline int __syncthreads_or(int vote, texvlm_where where = TEXVLM_SHIM_HERE) {
+inline int __syncthreads_or(int vote, texvlm_where where = {}) {
   return texvlm::shim::barrier("__syncthreads_or", vote != 0, where) != 0;
 }
-inline int __syncthreads_and(int vote, texvlm_where where = TEXVLM_SHIM_HERE) {
+inline int __syncthreads_and(int vote, texvlm_where where = {}) {
   return texvlm::shim::barrier("__syncthreads_and", vote == 0, where) == 0;
 }
 
-inline void __syncwarp(unsigned mask = texvlm_full_warp, texvlm_where where = TEXVLM_SHIM_HERE) {
+inline void __syncwarp(unsigned mask = texvlm_full_warp, texvlm_where where = {}) {
   texvlm::shim::exchange("__syncwarp", mask, 0, where);
 }
-inline unsigned __activemask(texvlm_where where = TEXVLM_SHIM_HERE) { return texvlm::shim::converged(where); }
+inline unsigned __activemask(texvlm_where where = {}) { return texvlm::shim::converged(where); }
 
 namespace texvlm::shim {
 
@@ -71,37 +71,37 @@ inline unsigned ballot(const char* kind, unsigned mask, bool vote, Where where) 
 }  // namespace texvlm::shim
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int from, int width = warpSize, texvlm_where where = TEXVLM_SHIM_HERE) {
+T __shfl_sync(unsigned mask, T value, int from, int width = warpSize, texvlm_where where = {}) {
   const int lane = static_cast<int>(texvlm::shim::lane()), segment = lane / width * width;
   return texvlm::shim::shuffle("__shfl_sync", mask, value, segment + (from & (width - 1)), true, where);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, texvlm_where where = TEXVLM_SHIM_HERE) {
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, texvlm_where where = {}) {
   const int lane = static_cast<int>(texvlm::shim::lane()), from = lane - static_cast<int>(delta);
   return texvlm::shim::shuffle("__shfl_up_sync", mask, value, from, from >= lane / width * width, where);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, texvlm_where where = TEXVLM_SHIM_HERE) {
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, texvlm_where where = {}) {
   const int lane = static_cast<int>(texvlm::shim::lane()), from = lane + static_cast<int>(delta);
   return texvlm::shim::shuffle("__shfl_down_sync", mask, value, from, from < (lane / width + 1) * width, where);
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize, texvlm_where where = TEXVLM_SHIM_HERE) {
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize, texvlm_where where = {}) {
   const int lane = static_cast<int>(texvlm::shim::lane()), from = lane ^ bits;
   return texvlm::shim::shuffle("__shfl_xor_sync", mask, value, from, from < (lane / width + 1) * width, where);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int vote, texvlm_where where = TEXVLM_SHIM_HERE) {
+inline unsigned __ballot_sync(unsigned mask, int vote, texvlm_where where = {}) {
   return texvlm::shim::ballot("__ballot_sync", mask, vote != 0, where);
 }
-inline int __any_sync(unsigned mask, int vote, texvlm_where where = TEXVLM_SHIM_HERE) {
+inline int __any_sync(unsigned mask, int vote, texvlm_where where = {}) {
   return texvlm::shim::ballot("__any_sync", mask, vote != 0, where) != 0;
 }
-inline int __all_sync(unsigned mask, int vote, texvlm_where where = TEXVLM_SHIM_HERE) {
+inline int __all_sync(unsigned mask, int vote, texvlm_where where = {}) {
   return texvlm::shim::ballot("__all_sync", mask, vote == 0, where) == 0;
 }
 template <class T>
-unsigned __match_any_sync(unsigned mask, T value, texvlm_where where = TEXVLM_SHIM_HERE) {
+unsigned __match_any_sync(unsigned mask, T value, texvlm_where where = {}) {
   const uint64_t word = texvlm::shim::to_word(value), *all = texvlm::shim::exchange("__match_any_sync", mask, word, where);
   unsigned same = 0;
   for (int l = 0; l < warpSize; ++l)
@@ -109,14 +109,14 @@ unsigned __match_any_sync(unsigned mask, T value, texvlm_where where = TEXVLM_SH
   return same;
 }
 template <class T>
-unsigned __match_all_sync(unsigned mask, T value, int* all_match, texvlm_where where = TEXVLM_SHIM_HERE) {
+unsigned __match_all_sync(unsigned mask, T value, int* all_match, texvlm_where where = {}) {
   *all_match = __match_any_sync(mask, value, where) == mask;
   return *all_match ? mask : 0;
 }
 
 #define TEXVLM_SHIM_REDUCE(name, expression)                                                                         \
   template <class T>                                                                                                 \
-  T name(unsigned mask, T value, texvlm_where where = TEXVLM_SHIM_HERE) {                                            \
+  T name(unsigned mask, T value, texvlm_where where = {}) {                                            \
     static_assert(std::is_integral_v<T> && sizeof(T) == 4, "only 32-bit integers are reduced in hardware");          \
     return texvlm::shim::reduce(#name, mask, value, [](T a, T b) { return static_cast<T>(expression); }, where);     \
   }

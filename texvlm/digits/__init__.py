@@ -62,7 +62,9 @@ class DigitsEmbedding(nn.Module):
         """Pictures [B, 3, H, W] in [0, 1], any size -> unit features [B, 64, ceil(H / 8), ceil(W / 8)], float32."""
         weight = self.image.head.weight
         if pictures.device != weight.device:
-            raise ValueError(f"the pictures are on {pictures.device}, the digits encoder on {weight.device}: move it there with .to()")
+            raise ValueError(
+                f"the pictures are on {pictures.device}, the digits encoder on {weight.device}: move it there with .to()"
+            )
         height, width = pictures.shape[2:]
         rows, columns = -(-height // STRIDE), -(-width // STRIDE)
         grey = grey_of(pictures.to(weight.dtype))

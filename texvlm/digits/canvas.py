@@ -46,6 +46,7 @@ def digit_canvas(
     clutter: float = 1.0,
     seed: int | torch.Generator = 0,
     heights: Sequence[float] | None = None,
+    stamps: float | None = None,
 ) -> Canvas:
     """A square canvas with `count` digits drawn from `digits` at random places that do not overlap, over and among clutter.
 
@@ -61,12 +62,13 @@ def digit_canvas(
         clutter: how much; 0 is plain ground.
         seed: an integer or a generator; the same seed gives the same canvas.
         heights: of the digits one by one, instead of `count` and `sizes`.
+        stamps: how many strokes, boxes and shuffled digits; by default 140 times `clutter` on 1024 x 1024.
     """
     g = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     canvas = _ground(side, clutter, g)
     taken = torch.zeros(0, 4)
-    density = clutter * (side / 1024) ** 2 * 140
-    for _ in range(int(density + _uniform(g))):
+    stamps = clutter * (side / 1024) ** 2 * 140 if stamps is None else stamps
+    for _ in range(int(stamps + _uniform(g))):
         canvas = _clutter(canvas, digits, sizes, g)
     boxes, classes = [], []
     for height in (None,) * count if heights is None else heights:
@@ -83,7 +85,9 @@ def digit_canvas(
         classes.append(int(labels[place]))
         taken = torch.cat([taken, torch.tensor([box], dtype=torch.float32)])
     canvas = canvas + clutter * 0.02 * _uniform(g) * torch.randn(canvas.shape, generator=g)
-    return Canvas(canvas.clamp(0, 1), torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(classes, dtype=torch.int64))
+    return Canvas(
+        canvas.clamp(0, 1), torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(classes, dtype=torch.int64)
+    )
 
 
 def cell_labels(boxes: Tensor, labels: Tensor, rows: int, columns: int, cell: int = 8) -> Tensor:
@@ -164,10 +168,7 @@ def _room(alpha: Tensor, taken: Tensor, side: int, g: torch.Generator) -> tuple[
         y, x = int(_uniform(g, 0, side - height)), int(_uniform(g, 0, side - width))
         gap = 2 + height / 8
         apart = (
-            (taken[:, 0] > x + width + gap)
-            | (taken[:, 2] < x - gap)
-            | (taken[:, 1] > y + height + gap)
-            | (taken[:, 3] < y - gap)
+            (taken[:, 0] > x + width + gap) | (taken[:, 2] < x - gap) | (taken[:, 1] > y + height + gap) | (taken[:, 3] < y - gap)
         )
         if bool(apart.all()):
             return y, x

@@ -81,7 +81,9 @@ def spell(texts: Sequence[str], device: torch.device | None = None) -> Tensor:
         words = " " + " ".join(text.lower().split())[: _MAX_LETTERS - 2] + " "
         rows.append([_SPACE if c == " " else LETTERS.find(c) + 1 or _STRANGE for c in words])
     longest = max((len(row) for row in rows), default=1)
-    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.int64, device=device).view(len(rows), longest)
+    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.int64, device=device).view(
+        len(rows), longest
+    )
 
 
 def grey_of(pictures: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Trains the dual encoder on scikit-learn's digits: python -m texvlm.digits.train. A quarter of an hour on two cores.
+"""Trains the dual encoder on scikit-learn's digits: python -m texvlm.digits.train, some minutes on two cores.
 
 Dense contrastive learning: a cell of a canvas shall be closest to the texts that name what it shows, among texts for all digits, for
 "nothing", and about other things; and a text shall be closest to the cells that show it, among all cells of the batch. The principal
@@ -11,8 +11,9 @@ import argparse
 import math
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,21 +25,23 @@ from texvlm.digits.canvas import cell_labels, digit_canvas, load_digits
 from texvlm.digits.model import LETTERS, OCTAVE, STRIDE, WEIGHTS, ImageTower, TextTower, grey_of, spell
 from texvlm.embedding import PCA, Moments, retrieval_kept
 
-STEPS, RATE = 1200, 4e-3
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = (
-    "{}", "{}", "{}", "{}s", "a {}", "the {}", "all {}s", "digit {}", "the digit {}", "a digit {}", "digits {}", "number {}", "the number {}",
-    "a number {}", "numeral {}", "the numeral {}", "handwritten {}", "a handwritten {}", "a handwritten digit {}", "written {}", "find {}",
-    "find the {}", "find all {}s", "where is the {}", "where is a {}?", "show me the {}", "show every {}", "a photo of a {}.",
-    "a photo of the number {}", "a picture of a {}", "image of {}", "the figure {}", "this is a {}", "there is a {} here", "a big {}",
-    "a small {}", "a white {}", "a black {}", "some {}s", "look for {}", "I want the {}", "which one is {}?", "{} please", "an image of the digit {}.",
+    "{}", "{}", "{}", "{}s", "a {}", "the {}", "all {}s", "digit {}", "the digit {}", "a digit {}", "digits {}",
+    "number {}", "the number {}", "a number {}", "numeral {}", "the numeral {}", "handwritten {}", "a handwritten {}",
+    "a handwritten digit {}", "written {}", "find {}", "find the {}", "find all {}s", "where is the {}",
+    "where is a {}?", "show me the {}", "show every {}", "a photo of a {}.", "a photo of the number {}",
+    "a picture of a {}", "image of {}", "the figure {}", "this is a {}", "there is a {} here", "a big {}", "a small {}",
+    "a white {}", "a black {}", "some {}s", "look for {}", "I want the {}", "which one is {}?", "{} please",
+    "an image of the digit {}.",
 )  # fmt: skip
 NOTHING = ("nothing", "background", "empty", "clutter", "no digit", "noise", "the background", "a blank place", "ground", "none")
 OTHERS = (
-    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty", "thirty", "forty",
-    "fifty", "sixty", "seventy", "eighty", "ninety", "hundred", "cat", "dog", "house", "tree", "car", "person", "letter a", "word", "street",
-    "sky", "sign", "text", "face", "red ball", "apple", "table", "on", "once", "tone", "often", "height", "weight", "sever", "forest", "fiver",
-    "sixth sense", "niner", "heroes", "twofold", "threat", "eighth note", "a photo of a horse", "the cup", "find the key", "show me the way",
+    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "hundred", "cat", "dog", "house",
+    "tree", "car", "person", "letter a", "word", "street", "sky", "sign", "text", "face", "red ball", "apple", "table",
+    "on", "once", "tone", "often", "height", "weight", "sever", "forest", "fiver", "sixth sense", "niner", "heroes",
+    "twofold", "threat", "eighth note", "a photo of a horse", "the cup", "find the key", "show me the way",
 )  # fmt: skip
 
 
@@ -62,7 +65,23 @@ def strangers(rng: random.Random, count: int) -> list[str]:
     return texts
 
 
-def batch(digits: Tensor, labels: Tensor, clutter: float, g: torch.Generator, size: int = 8, side: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+class Lesson(NamedTuple):
+    """One part of the training, with an optimiser and random numbers of its own."""
+
+    steps: int
+    rate: float
+    digits: int  # of the octave, on each canvas
+    stamps: float | None  # of clutter, likewise; None: few
+    ground: float  # cells that show nothing for each that shows a digit; half of them the most misleading
+
+
+# First what the digits look like, many at a time; then what only looks like them.
+LESSONS = (Lesson(700, 4e-3, 20, None, 1.0), Lesson(600, 3e-3, 9, 14, 2.0), Lesson(400, 3e-3, 9, 14, 2.0))
+
+
+def batch(
+    digits: Tensor, labels: Tensor, lesson: Lesson, clutter: float, g: torch.Generator, size: int = 8, side: int = 128
+) -> tuple[Tensor, Tensor, Tensor]:
     """Canvases [B, 3, side, side], what their cells show [B, side / 8, side / 8], and whether it is of the octave of this level.
 
     One level alone is trained, since all levels share one net: most digits are of its octave, some are larger or smaller.
@@ -75,8 +94,8 @@ def batch(digits: Tensor, labels: Tensor, clutter: float, g: torch.Generator, si
     for _ in range(size):
         strange = [between(34, 110)] if float(torch.rand((), generator=g)) < 0.5 else []
         strange += [between(5, 11) for _ in range(3)]
-        heights = strange + [between(*OCTAVE) for _ in range(20)]
-        c = digit_canvas(digits, labels, side, sizes=(8.0, 60.0), clutter=clutter, seed=g, heights=heights)
+        heights = strange + [between(*OCTAVE) for _ in range(lesson.digits)]
+        c = digit_canvas(digits, labels, side, sizes=(8.0, 60.0), clutter=clutter, seed=g, heights=heights, stamps=lesson.stamps)
         height = c.boxes[:, 3] - c.boxes[:, 1]
         within = (height >= OCTAVE[0]) & (height <= OCTAVE[1])
         cells = side // STRIDE
@@ -108,36 +127,39 @@ def text_loss(texts: Tensor, classes: Tensor) -> Tensor:
     return (away - (logits * right).sum(1) / right.sum(1).clamp(min=1))[named].mean()
 
 
-def choose(target: Tensor, near: Tensor, features: Tensor, empty: Tensor, g: torch.Generator) -> Tensor:
-    """Cells to learn from: all that show a digit of the octave, and as many that show none, half of them the ones most like a digit."""
+def choose(target: Tensor, near: Tensor, features: Tensor, empty: Tensor, share: float, g: torch.Generator) -> Tensor:
+    """Cells to learn from: all that show a digit of the octave, and `share` times as many that show none, half of them misleading."""
     shown = (near == 1).nonzero()[:, 0]
     ground = (target == 10).nonzero()[:, 0]
-    hard = ground[(features[ground] @ empty).argsort()[: len(shown) // 2]]
-    easy = ground[torch.randint(len(ground), (len(shown) // 2,), generator=g)]
+    half = int(share * len(shown)) // 2
+    hard = ground[(features[ground] @ empty).argsort()[:half]]
+    easy = ground[torch.randint(len(ground), (half,), generator=g)]
     return torch.cat([shown, hard, easy])
 
 
-def train(steps: int, seed: int = 0, report: int = 50) -> tuple[ImageTower, TextTower]:
-    """Both towers, trained on all digits but the held-out ones."""
+def teach(image: ImageTower, text: TextTower, lesson: Lesson, seed: int, report: int = 50) -> None:
+    """One lesson."""
     torch.manual_seed(seed)
     g, rng = torch.Generator().manual_seed(seed), random.Random(seed)
     digits, labels = load_digits(held_out=False)
-    image, text = ImageTower(), TextTower()
     temperature = nn.Parameter(torch.tensor(2.5))
     parameters = [*image.parameters(), *text.parameters(), temperature]
     optimiser = torch.optim.AdamW(parameters, weight_decay=0.01)
     start, seen = time.perf_counter(), []
-    for step in range(steps):
+    for step in range(lesson.steps):
+        slow = 0.5 + 0.5 * math.cos(math.pi * max(0.0, 2 * step / lesson.steps - 1))
         for group in optimiser.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / 30) * (0.5 + 0.5 * math.cos(math.pi * max(0.0, 2 * step / steps - 1)))
-        pictures, target, near = batch(digits, labels, min(1.5, 0.2 + 0.01 * step), g)
+            group["lr"] = lesson.rate * min(1.0, (step + 1) / 30) * slow
+        clutter = min(1.5, 0.2 + 0.01 * step) if lesson.stamps is None else 1.5
+        pictures, target, near = batch(digits, labels, lesson, clutter, g)
         features, sure = image.look(grey_of(pictures))
         features = features.permute(0, 2, 3, 1).flatten(0, 2)
         names = [p for digit in range(11) for p in phrases(digit, rng, 3)]
         classes = torch.tensor([digit for digit in range(11) for _ in range(3)] + [-1] * 16)
         texts = F.normalize(text(spell([*names, *strangers(rng, 16)])), dim=1)
         target, near = target.flatten(), near.flatten()
-        picked = choose(target, near, features.detach(), texts[classes == 10].mean(0).detach(), g)
+        empty = texts[classes == 10].mean(0).detach()
+        picked = choose(target, near, features.detach(), empty, lesson.ground, g)
         loss = losses(features[picked], target[picked], texts, classes, temperature.exp().clamp(max=25))
         # Sure of digits of the octave; not of larger or smaller ones, nor of ground.
         asked = torch.cat([picked, (near == 0).nonzero()[:, 0]])
@@ -146,12 +168,24 @@ def train(steps: int, seed: int = 0, report: int = 50) -> tuple[ImageTower, Text
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
-        right = classes[(features[picked] @ texts.T).argmax(1)] == target[picked]
-        seen.append([float(loss.detach()), float(right[target[picked] < 10].float().mean()), float(right[target[picked] == 10].float().mean())])
+        right = (classes[(features[picked] @ texts.T).argmax(1)] == target[picked]).float()
+        on = target[picked] < 10
+        seen.append([float(loss.detach()), float(right[on].mean()), float(right[~on].mean())])
         if (step + 1) % report == 0:
-            loss_, named, empty = torch.tensor(seen[-report:]).mean(0).tolist()
+            mean, named, empty_ = torch.tensor(seen[-report:]).mean(0).tolist()
             passed = time.perf_counter() - start
-            print(f"step {step + 1}: loss {loss_:.2f}, cells of digits named {named:.0%}, of ground {empty:.0%}, {passed:.0f} s", flush=True)
+            print(
+                f"step {step + 1}: loss {mean:.2f}, right: {named:.0%} on digits, {empty_:.0%} on ground; {passed:.0f} s",
+                flush=True,
+            )
+
+
+def train(lessons: Sequence[Lesson] = LESSONS, seed: int = 0) -> tuple[ImageTower, TextTower]:
+    """Both towers, trained on all digits but the held-out ones."""
+    torch.manual_seed(seed)
+    image, text = ImageTower(), TextTower()
+    for number, lesson in enumerate(lessons):
+        teach(image, text, lesson, seed + number)
     return image.eval(), text.eval()
 
 
@@ -159,8 +193,9 @@ def folded_weights(image: ImageTower, text: TextTower) -> dict[str, Tensor]:
     """The weights of both towers as `DigitsEmbedding` names them, batch norms folded into the convolutions."""
     plain = ImageTower(folded=True)
     for trained, stored in zip(image.net, plain.net):
-        fused = fuse_conv_bn_eval(trained[0], trained[1])
-        stored[0].load_state_dict(fused.state_dict())
+        convolution, norm, _ = trained.children()
+        assert isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
+        next(stored.children()).load_state_dict(fuse_conv_bn_eval(convolution, norm).state_dict())
     plain.head.load_state_dict(image.head.state_dict())
     towers = {"image": plain, "text": text}
     return {f"{tower}.{name}": weight for tower, net in towers.items() for name, weight in net.state_dict().items()}
@@ -194,13 +229,12 @@ def main() -> None:
     """Trains, fits the axes, and writes the weights in half precision."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--output", type=Path, default=WEIGHTS)
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    store(*train(args.steps, args.seed), args.output)
+    store(*train(seed=args.seed), args.output)
 
 
 def store(image: ImageTower, text: TextTower, path: Path) -> None:
@@ -211,7 +245,9 @@ def store(image: ImageTower, text: TextTower, path: Path) -> None:
     arrays["kept"] = np.float32(kept)
     with open(path, "wb") as file:
         np.savez_compressed(file, **arrays)
-    print(f"{path}: {path.stat().st_size / 1e6:.2f} MB; 16 axes explain {pca.explained:.1%} and keep {kept:.1%} of mean average precision")
+    print(
+        f"{path}: {path.stat().st_size / 1e6:.2f} MB; 16 axes explain {pca.explained:.1%} and keep {kept:.1%} of mean average precision"
+    )
 
 
 if __name__ == "__main__":

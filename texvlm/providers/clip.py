@@ -58,10 +58,16 @@ class ClipEmbedding:
         templates: Sequence[str] = ("{}",),
     ) -> None:
         vision = getattr(model, "vision_model", None)
-        embeddings = getattr(vision, "embeddings", None)
+        embeddings: Any = getattr(vision, "embeddings", None)
         self._clip = hasattr(model, "visual_projection")
-        if not hasattr(embeddings, "patch_size") or not (self._clip or hasattr(vision, "head")) or not hasattr(model, "get_text_features"):
-            raise TypeError(f"model must be a CLIPModel or a SiglipModel of transformers, or built like one, got {type(model).__name__}")
+        if (
+            not hasattr(embeddings, "patch_size")
+            or not (self._clip or hasattr(vision, "head"))
+            or not hasattr(model, "get_text_features")
+        ):
+            raise TypeError(
+                f"model must be a CLIPModel or a SiglipModel of transformers, or built like one, got {type(model).__name__}"
+            )
         if not hasattr(embeddings, "image_size"):
             raise TypeError(f"model must have a fixed resolution; {type(model).__name__} takes packed patches of any size")
         if mixing not in (None, *MIXINGS):
@@ -107,7 +113,9 @@ class ClipEmbedding:
                 max_length=self.model.config.text_config.max_position_embeddings,
                 return_tensors="pt",
             )
-            given = {k: v.to(weight.device) for k, v in tokens.items() if k == "input_ids" or (k == "attention_mask" and self._clip)}
+            given = {
+                k: v.to(weight.device) for k, v in tokens.items() if k == "input_ids" or (k == "attention_mask" and self._clip)
+            }
             with torch.no_grad():
                 out = self.model.get_text_features(**given)
             total = total + F.normalize(getattr(out, "pooler_output", out).float(), dim=-1)

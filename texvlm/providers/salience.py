@@ -70,7 +70,9 @@ class ModuleSaliency:
         maps = (maps if self.activation is None else self.activation(maps)).float()
         maps = maps[:, None] if maps.dim() == 3 else maps
         if maps.dim() != 4 or maps.shape[:2] != (len(pictures), 1):
-            raise ValueError(f"{self.name} must return [B, 1, h, w] or [B, h, w] for {len(pictures)} pictures, got {list(maps.shape)}")
+            raise ValueError(
+                f"{self.name} must return [B, 1, h, w] or [B, h, w] for {len(pictures)} pictures, got {list(maps.shape)}"
+            )
         maps = torch.where(maps.isfinite(), maps, torch.zeros_like(maps))
         maps = F.interpolate(maps, (height, width), mode="bilinear", align_corners=False)[:, 0]
         low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)

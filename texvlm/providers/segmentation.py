@@ -77,7 +77,11 @@ class SamSegmentation:
         mean, std = (torch.tensor(x, device=picture.device).view(-1, 1, 1) for x in (MEAN, STD))
         pixels = F.interpolate(picture[None], (rows, columns), mode="bilinear", antialias=True, align_corners=False)
         pixels = F.pad((pixels - mean) / std, (0, side - columns, 0, side - rows))
-        dtype = next((p.dtype for p in self.model.parameters()), torch.float32) if hasattr(self.model, "parameters") else torch.float32
+        dtype = (
+            next((p.dtype for p in self.model.parameters()), torch.float32)
+            if hasattr(self.model, "parameters")
+            else torch.float32
+        )
         seen = self.model.get_image_embeddings(pixels.to(dtype))
         v, u = torch.meshgrid(*2 * (((torch.arange(self.points, device=picture.device) + 0.5) / self.points),), indexing="ij")
         asked = torch.stack([u * columns, v * rows], -1).view(1, -1, 1, 2).to(dtype)

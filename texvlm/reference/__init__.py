@@ -20,10 +20,13 @@ from .patches import extract_patches
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
 from .salience import saliency
 from .sample import sample_lod
+from .superpixel import boundaries, superpixel_channels, superpixels
+from .text import text_regions
 from .warping import motion, warp
 
 __all__ = [
     "Selection",
+    "boundaries",
     "build_channels",
     "compact",
     "distance_transform",
@@ -50,7 +53,10 @@ __all__ = [
     "score_cells",
     "select",
     "select_topk",
+    "superpixel_channels",
+    "superpixels",
     "texel_count",
+    "text_regions",
     "update_mipmaps",
     "warp",
 ]

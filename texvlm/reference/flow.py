@@ -17,11 +17,11 @@ PATCH = 8
 COARSEST_SIDE = 24
 """No level whose longer side is shorter, nor whose shorter side is shorter than a patch, is searched."""
 
-FULL_SIZE = 1024
+FULL_SIZE = 1280
 """Pictures up to this long are searched down to level 0, longer ones to level 1."""
 
 MOST_STEPS = 8
-STILL_STEP = 0.05
+STILL_STEP = 0.1
 """Gauss-Newton steps of a patch, and the length in pixels below which a step is the last."""
 
 SEARCH_RADIUS = 8.0
@@ -30,7 +30,7 @@ SEARCH_RADIUS = 8.0
 NOISE = 3.5e-5
 """Variance of luma that is not motion."""
 
-LEAST_CURVATURE = 1e-4
+LEAST_CURVATURE = 5e-6
 """Added to the diagonal of the normal matrix."""
 
 APART = 0.25
@@ -47,14 +47,13 @@ class Pass(NamedTuple):
     softness: float
 
 
-PASSES = (Pass(4, 1, 12, 72.0, 0.2), Pass(5, 3, 4, 112.0, 0.5), Pass(2, 3, 6, 42.0, 0.25))
-"""For the finest level, the next one, and all above."""
+FINEST, MIDDLE, COARSE = Pass(4, 1, 12, 36.0, 0.12), Pass(5, 3, 4, 112.0, 0.5), Pass(2, 4, 6, 42.0, 0.25)
+"""For the finest level, for those between, and for those whose longer side is shorter than COARSE_SIDE."""
+
+COARSE_SIDE = 100
 
 OCCLUSION_SHARE, OCCLUSION_FLOOR = 0.01, 0.5
-"""Occluded where |f + b|^2 > share (|f|^2 + |b|^2) + floor."""
-
-OCCLUSION_BLOCK = 2
-"""Side of the blocks of pixels that are tested once, at their centre."""
+"""Occluded where |f + b|^2 > share (|f|^2 + |b|^2) + floor; tested once, at its centre, for each block of half a stride."""
 
 
 def read(planes: Tensor, y: Tensor, x: Tensor) -> Tensor:
@@ -194,10 +193,10 @@ def optical_flow(previous: Tensor, current: Tensor, finest: int | None = None) -
     prior = None
     extent = (1.0, 1.0)  # of the prior's grid, over the picture: the last node may stand for less than a stride
     for level in range(count - 1, finest - 1, -1):
-        how = PASSES[min(level - finest, 2)]
         target = levels[level]
         template = torch.cat([target[batch:], target[:batch]])
         h, w = target.shape[1:]
+        how = FINEST if level == finest else COARSE if max(h, w) < COARSE_SIDE else MIDDLE
         rows, columns = -(-h // how.stride), -(-w // how.stride)
         i, j = (p.flatten() for p in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
         corner = lambda k, n: (k * how.stride + how.stride // 2 - PATCH // 2).clamp(max=n - PATCH).clamp(min=0)
@@ -233,12 +232,13 @@ def optical_flow(previous: Tensor, current: Tensor, finest: int | None = None) -
 
     forward, backward = slice(0, batch), slice(batch, 2 * batch)
     flow = at(forward, *grid(1)).transpose(0, 1)
-    y, x = grid(OCCLUSION_BLOCK)
+    block = FINEST.stride * 2**finest // 2
+    y, x = grid(block)
     f = at(forward, y, x)
     to_x, to_y = x + f[0], y + f[1]
     b = at(backward, to_y, to_x)
     gap = (f + b).square().sum(0)
     hidden = gap > OCCLUSION_SHARE * (f.square().sum(0) + b.square().sum(0)) + OCCLUSION_FLOOR
     hidden = hidden | (to_y < 0) | (to_x < 0) | (to_y > height) | (to_x > width)
-    hidden = hidden.repeat_interleave(OCCLUSION_BLOCK, 1).repeat_interleave(OCCLUSION_BLOCK, 2)
+    hidden = hidden.repeat_interleave(block, 1).repeat_interleave(block, 2)
     return flow.float(), hidden[:, :height, :width]

@@ -74,6 +74,17 @@ inline void update_mipmaps(const Texture& t, const std::optional<Tensor>& rects 
   op.call(t.data, t.height, t.width, detail::names(t.reducer), t.levels, rects);
 }
 
+// The same by the graphics driver (OpenGL): float32, float16 or uint8, reducer mean. Differentiable where the driver's filter is
+// ours.
+inline Texture generate_mipmaps_gl(const Tensor& image, int64_t levels = 0, std::optional<at::ScalarType> dtype = std::nullopt) {
+  using Signature = Tensor(const Tensor&, int64_t, std::optional<at::ScalarType>);
+  static const auto op = detail::op<Signature>("texvlm::generate_mipmaps_gl");
+  TORCH_CHECK_VALUE(image.dim() == 4, "texvlm::generate_mipmaps_gl: image must be [B, C, H, W], got ", image.sizes());
+  const int64_t height = image.size(2), width = image.size(3);
+  if (levels == 0) levels = level_count(height, width);
+  return {op.call(image, levels, dtype), height, width, levels, {"mean"}};
+}
+
 // ---- laplacian ----
 
 // Band l is level l minus the enlarged level l + 1: data [B, T, C] -> bands [B, T, C]. Differentiable.
