@@ -5,6 +5,7 @@
 #   TORCH="torch==2.12.1"   what to install where no torch is to be seen (torch==2.13.0)
 #   ARGS="..."              further arguments: make test ARGS="-k pyramid", make bench ARGS="pyramid", make demo ARGS="-k 128"
 #   IMAGE=photo.jpg         what `make demo` looks at (a photograph that scikit-image ships); OUT=where.png
+#   ARCHS="75 90"         what `make kernels` compiles for (all that texvlm supports)
 #   TEXVLM_NO_CUDA=1, TEXVLM_CUDA_ARCHS="9.0", MAX_JOBS=4   are honoured by setup.py
 
 SHELL  := /bin/bash
@@ -19,6 +20,7 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 OUT    ?= texvlm-view.png
 ARGS   ?=
+ARCHS  ?= 75 80 86 89 90 100 120
 
 PY   := $(VENV)/bin/python
 PIP  := $(PY) -m pip --disable-pip-version-check
@@ -30,12 +32,12 @@ SAY  := printf '==> %s\n'
 CPP     := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh' \))
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
-.PHONY: help setup build demo test sanitize bench gpu-verify lint fmt clean
+.PHONY: help setup build demo test test-cuda-build sanitize kernels bench gpu-verify lint fmt clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-11s %s\n' "$$verb" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-15s %s\n' "$$verb" "$$text"; done
 
-setup: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## environment, dependencies and the compiled extension
+setup: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## environment, dependencies and the compiled extension
 	@$(SAY) "ready: $(PY)"
 
 build: $(BUILT) ## compile what changed
@@ -43,11 +45,20 @@ build: $(BUILT) ## compile what changed
 demo: $(BUILT) $(VENV)/.extra-demo ## one picture: what texvlm sees in a photograph, and what it keeps
 	@$(PY) -m texvlm view "$${IMAGE:-$$($(PY) -m texvlm.cli.photo)}" -o "$(OUT)" $(ARGS)
 
-test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## all tests (make test ARGS="-k pyramid")
+test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.tried-ocr $(VENV)/.gl ## all tests (make test ARGS="-k pyramid")
 	@$(PY) -m pytest $(ARGS)
 
-sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## the tests under AddressSanitizer and UBSan, on a build of their own
+sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
 	@$(PY) -m pytest -m sanitizers tests/test_sanitizers.py $(ARGS)
+
+test-cuda-build: ## all tests on a build beside the CUDA flavour of torch: a copy and an environment of about 5 GB, thrown away after
+	@tests/cuda_build.sh
+
+kernels: ## every CUDA kernel, compiled for every supported card (make kernels ARCHS="75 90")
+	@mkdir -p build/kernels; command -v nvcc > /dev/null || { echo "kernels: no nvcc on PATH, nothing compiled"; exit 0; }; \
+	$(SAY) "nvcc for sm_$$(echo $(ARCHS) | sed 's/ / sm_/g')"; printf '%s\n' csrc/cuda/*.cu | xargs -P "$$(nproc)" -I SOURCE sh -c \
+	  'nvcc -std=c++17 -O3 -fmad=false --threads 2 $(foreach arch,$(ARCHS),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
+	   -c SOURCE -o build/kernels/$$(basename SOURCE .cu).o && echo "  SOURCE"'
 
 bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid")
 	@$(PY) -m benchmarks $(ARGS)
@@ -74,7 +85,7 @@ clean: ## remove what was built (the environment stays; rm -rf .venv removes tha
 # Later installs are held to it by a constraint, so that no extra can bring another.
 $(VENV)/.torch:
 	@if [ ! -x $(PY) ]; then \
-	  there=$$($(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null || true); \
+	  there=; [ -n "$(ISOLATED)" ] || there=$$($(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null || true); \
 	  $(SAY) "creating $(VENV)$${there:+, with the torch of $$there}"; \
 	  $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not create $(VENV): python's venv module is missing (Debian, Ubuntu: apt install python3-venv)"; exit 1; }; \
 	  if [ -n "$$there" ]; then echo "$$there" > "$(SITE)/torch-there.pth"; fi; \
@@ -90,6 +101,26 @@ $(VENV)/.extra-%: pyproject.toml $(VENV)/.torch
 	@$(SAY) "installing the extra '$*'"
 	@$(PY) -c 'import importlib, sys; toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli"); print("\n".join(toml.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]))' > $(VENV)/extra-$*.txt
 	@$(PIP) install -qq --no-input -c $(VENV)/constraints.txt -r $(VENV)/extra-$*.txt
+	@touch $@
+
+# OpenGL without a display, for the GL tests: system packages, once, where apt-get can install them without asking anybody.
+GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
+GL_THERE := $(PY) -c 'import sys; from ctypes.util import find_library as f; sys.exit(not (f("EGL") and (f("EGL_mesa") or f("EGL_nvidia"))))'
+$(VENV)/.gl: $(VENV)/.torch
+	@if ! $(GL_THERE) && command -v apt-get >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ]; then as=env; elif sudo -n true 2>/dev/null; then as="sudo -n env"; else as=false; fi; \
+	  apt() { timeout -k 10 $$1 $$as DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=60 "$${@:2}" >/dev/null 2>&1; }; \
+	  if [ "$$as" != false ]; then \
+	    $(SAY) "installing $(GL_PACKAGES), once"; \
+	    apt 240 install --no-install-recommends $(GL_PACKAGES) || { apt 120 update && apt 240 install --no-install-recommends $(GL_PACKAGES); } || true; \
+	  fi; \
+	fi
+	@$(GL_THERE) || echo "no OpenGL here, and it cannot be installed from here: the GL part is skipped (Debian, Ubuntu: apt-get install $(GL_PACKAGES))"
+	@touch $@
+
+# Trained weights on a runtime that not every platform has wheels of: where it cannot be installed, its tests skip and say so.
+$(VENV)/.tried-%: pyproject.toml $(VENV)/.torch
+	@$(MAKE) $(VENV)/.extra-$* || echo "the extra '$*' could not be installed: its tests will skip"
 	@touch $@
 
 # In place, so that a changed source recompiles only what it reaches (ninja keeps the books in build/).

@@ -1,7 +1,10 @@
-"""Builds texvlm._C: one extension of C++ and, wherever nvcc is found, CUDA sources.
+"""Builds texvlm/libtexvlm.so, all ops for Python and C++ programs alike, and texvlm._C, which loads it and binds what is not an op.
+
+CUDA sources are compiled wherever nvcc is found.
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
-TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; MAX_JOBS limits the compiler processes.
+TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
+tests/shim); MAX_JOBS limits the compiler processes.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import find_packages, setup
 
 try:
@@ -64,8 +68,28 @@ def cuda_archs() -> list[str]:
     return ["75", "80", "86", "89", "90", "100", "120"]
 
 
-def extension() -> object:
-    sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp"))
+LIBRARY = "texvlm.libtexvlm"
+
+
+def emulated_kernels() -> list[str]:
+    """The CUDA sources as C++: each in a file of its own that first includes the shim, which lets g++ compile them."""
+    folder = ROOT / "build" / "emulated"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (ROOT / "csrc" / "cuda").glob("*.cu"):
+        name = path.relative_to(ROOT)
+        wrapper, text = (
+            folder / f"{path.stem}.cpp",
+            f'#define TEXVLM_SHIM_SOURCE "{name}"\n#include <cuda_runtime.h>\n#include "../../{name}"\n',
+        )
+        if not wrapper.exists() or wrapper.read_text() != text:
+            wrapper.write_text(text)
+    return sorted(str(p.relative_to(ROOT)) for p in [*folder.glob("*.cpp"), *(ROOT / "tests" / "shim").glob("*.cpp")])
+
+
+def extensions() -> list[setuptools.Extension]:
+    binding = "csrc/bind.cpp"
+    sources = sorted({str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp")} - {binding})
+    sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "gl").glob("*.cpp"))
     headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
@@ -84,17 +108,27 @@ def extension() -> object:
         "-Wno-unknown-pragmas",
         "-Wno-psabi",
     ]
-    link: list[str] = []
+    link = ["-ldl", "-pthread"]  # csrc/gl opens libEGL at run time, in threads of its own
     define: list[tuple[str, str | None]] = []
     make = cpp_extension.CppExtension
-    kwargs: dict[str, object] = {}
+    kwargs: dict[str, list[str]] = {}
     if os.environ.get("TEXVLM_SANITIZE") == "1":
         sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
         cxx = [*[f for f in cxx if f not in ("-O3", "-g0")], "-O1", "-g1", *sanitize]
         link += sanitize
         define.append(("TEXVLM_NO_ISA_DISPATCH", None))
     compile_args = {"cxx": cxx}
-    if home := cuda_home():
+    if os.environ.get("TEXVLM_EMULATE") == "1":
+        sources += emulated_kernels()
+        headers += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / "shim").glob("*.h"))
+        kwargs = {"include_dirs": [str(ROOT / "tests" / "shim")]}
+        define += [
+            ("TEXVLM_WITH_CUDA", None),
+            ("TEXVLM_EMULATE", None),
+            ("TEXVLM_CUDA_ARCHS", "emulated"),
+            ("TEXVLM_CUDA_VERSION", "emulated"),
+        ]
+    elif home := cuda_home():
         archs = cuda_archs()
         gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [
             f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"
@@ -115,32 +149,46 @@ def extension() -> object:
                 "library_dirs": [str(home / d) for d in ("lib64", "targets/x86_64-linux/lib") if (home / d).exists()],
                 "include_dirs": [str(home / "include")],
             }
-    return make(
-        "texvlm._C",
-        sources,
-        define_macros=define,
-        extra_compile_args=compile_args,
-        extra_link_args=link,
-        depends=headers,
-        **kwargs,
-    )
+
+    def build(name: str, sources: list[str], link_args: list[str]) -> setuptools.Extension:
+        lists = {key: list(value) for key, value in kwargs.items()}  # torch appends to what it is given
+        return make(
+            name,
+            sources,
+            define_macros=define,
+            extra_compile_args=compile_args,
+            extra_link_args=[*link, *link_args],
+            depends=headers,
+            **lists,
+        )
+
+    library = build(LIBRARY, sources, ["-Wl,-soname,libtexvlm.so"])
+    library.libraries.remove("torch_python")  # programs without Python load it too
+    module = build("texvlm._C", [binding], ["-Wl,-rpath,$ORIGIN"])
+    module.libraries.append("texvlm")
+    return [library, module]
 
 
 class Build(cpp_extension.BuildExtension):
     """torch's builder, with as many jobs as cores and memory allow (a translation unit takes up to 1.5 GB)."""
+
+    def get_ext_filename(self, ext_name: str) -> str:
+        """The library has a plain name: what it holds does not depend on the version of Python."""
+        path = super().get_ext_filename(ext_name)
+        return os.path.join(os.path.dirname(path), "libtexvlm.so") if ext_name.endswith("libtexvlm") else path
 
     def build_extensions(self) -> None:
         """Builds with MAX_JOBS set."""
         if "MAX_JOBS" not in os.environ:
             pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
             os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))
+        self.extensions[1].library_dirs.append(os.path.join(self.build_lib, "texvlm"))
         super().build_extensions()
 
 
 setup(
     packages=find_packages(include=["texvlm", "texvlm.*"]),
-    package_data={"texvlm": ["py.typed"]},
-    ext_modules=[extension()],
+    ext_modules=extensions(),
     cmdclass={"build_ext": Build},
     zip_safe=False,
 )

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "export.h"
+
 namespace texvlm {
 
 // Uninitialised, or zero-filled; contiguous.
@@ -12,7 +14,7 @@ at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, at::Device de
 at::Tensor new_zeros(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
 
 // Bytes of freed buffers that are kept for the next large tensor, at most $TEXVLM_CACHE_MB (512).
-int64_t cached_bytes();
-void empty_cache();
+TEXVLM_API int64_t cached_bytes();
+TEXVLM_API void empty_cache();
 
 }  // namespace texvlm

@@ -16,6 +16,9 @@ TORCH_LIBRARY(texvlm, m) {
   // rects int64 [R, 4] on the CPU: (y0, x0, y1, x1), half-open, in level-0 texels; None means everything
   m.def("update_mipmaps(Tensor(a!) data, " TEXVLM_TEXTURE ", Tensor? rects=None) -> ()", compliant);
 
+  // gl: the levels above 0 by the graphics driver, reducer mean; float32 and float16 texels (uint8 is divided by 255)
+  m.def("generate_mipmaps_gl(Tensor image, int levels, ScalarType? dtype=None) -> Tensor", compliant);
+
   // laplacian: band l is level l minus the bilinearly enlarged level l + 1; the last band is the last level
   m.def("laplacian_decompose(Tensor data, SymInt height, SymInt width, int levels) -> Tensor", compliant);
   m.def("laplacian_decompose_backward(Tensor grad, SymInt height, SymInt width, int levels) -> Tensor", compliant);
@@ -36,6 +39,15 @@ TORCH_LIBRARY(texvlm, m) {
         compliant);
   m.def("sample_grad_backward(Tensor grad, Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
         ", int max_anisotropy, str address, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
+        compliant);
+
+  // hardware: the same through texture units (on the CPU: their emulation), filtered with 8-bit weights; gradients are those of
+  // sample_lod and sample_grad. torch.classes.texvlm.HardwareTexture, a handle, is registered in hardware.cpp.
+  m.def("sample_lod_hardware(Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
+        ", str filter=\"trilinear\", str address=\"clamp\") -> Tensor",
+        compliant);
+  m.def("sample_grad_hardware(Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
+        ", int max_anisotropy=16, str address=\"clamp\") -> Tensor",
         compliant);
 
   // patches: center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart
@@ -63,6 +75,38 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
   m.def("saliency_backward(Tensor grad, Tensor image, bool[2] mask, Tensor? previous=None) -> (Tensor, Tensor)", compliant);
 
+  // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
+  // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`
+  m.def("optical_flow(Tensor previous, Tensor current, int? finest=None) -> (Tensor, Tensor)", compliant);
+
+  // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W]
+  m.def("warp(Tensor planes, Tensor flow, float fill=0., Tensor? occlusion=None) -> Tensor", compliant);
+  m.def("warp_backward(Tensor grad, Tensor planes, Tensor flow, bool[2] mask, Tensor? occlusion=None) -> (Tensor, Tensor)",
+        compliant);
+  // image, previous [B, 3, H, W] -> |luma - luma of previous, moved by flow| [B, H, W]; not moved where occluded
+  m.def("motion(Tensor image, Tensor previous, Tensor? flow=None, Tensor? occlusion=None) -> Tensor", compliant);
+  m.def(
+      "motion_backward(Tensor grad, Tensor image, Tensor previous, bool[3] mask, Tensor? flow=None, Tensor? occlusion=None) "
+      "-> (Tensor, Tensor, Tensor)",
+      compliant);
+
+  // history: points [B, P, 2] uv, weights [B, P], sigma of the longer side, base [B, H, W]
+  //   -> min(1, keep base + sum of weighted Gaussians) [B, H, W]
+  m.def(
+      "gaussian_splat(Tensor points, Tensor weights, float sigma, SymInt height, SymInt width, float keep=1., "
+      "Tensor? base=None) -> Tensor",
+      compliant);
+  m.def(
+      "gaussian_splat_backward(Tensor grad, Tensor out, Tensor points, Tensor weights, float sigma, float keep, bool[3] mask) "
+      "-> (Tensor, Tensor, Tensor)",
+      compliant);
+  // planes [B, h, w], read bilinearly at the pixels of height x width -> [B, H, W]
+  m.def("enlarge(Tensor planes, SymInt height, SymInt width) -> Tensor", compliant);
+  m.def("enlarge_backward(Tensor grad, SymInt height, SymInt width) -> Tensor", compliant);
+
+  // text: image [B, 3, H, W] in [0, 1], weights float32 [5409] of the network -> [B, H, W] in [0, 1]; no gradient
+  m.def("text_regions(Tensor image, Tensor weights) -> Tensor", compliant);
+
   // superpixel: image [B, 3, H, W] -> labels int64 [B, H, W] in 0 .. count - 1, count int64 [B] = min(n, H W); each one piece
   m.def("superpixels(Tensor image, int n) -> (Tensor, Tensor)", compliant);
   // labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture
@@ -70,14 +114,16 @@ TORCH_LIBRARY(texvlm, m) {
   // image [B, 3, H, W], labels int64 [B, H, W] -> float32 [B, H, W]: 1 where labels change and there is an edge
   m.def("boundaries(Tensor image, Tensor labels) -> Tensor", compliant);
 
-  // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]
+  // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]; given:
+  // planes [B, n, h, w] of the channels given_channels (n of them in turn), h <= H, w <= W, enlarged bilinearly, which replace
+  // the formula
   m.def(
-      "build_channels(Tensor image, int[] channels, int levels, ScalarType? dtype=None, Tensor? previous=None, "
-      "Tensor? fixation=None) -> Tensor",
+      "build_channels(Tensor image, int[] channels, int levels, Tensor[] given, int[] given_channels, ScalarType? dtype=None, "
+      "Tensor? previous=None, Tensor? fixation=None) -> Tensor",
       compliant);
   m.def(
-      "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, bool[3] mask, "
-      "Tensor? previous=None, Tensor? fixation=None) -> (Tensor, Tensor, Tensor)",
+      "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, Tensor[] given, "
+      "int[] given_channels, bool[] mask, Tensor? previous=None, Tensor? fixation=None) -> Tensor[]",
       compliant);
 
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
@@ -88,4 +134,6 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("score_cells(Tensor data, Tensor cells, " TEXVLM_TEXTURE
         ", int cell, int samples, int[] channels, float[] weights) -> Tensor",
         compliant);
+  // mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond; int64 counts [B]
+  m.def("compact(Tensor mask) -> (Tensor, Tensor)", compliant);
 }

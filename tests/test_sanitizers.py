@@ -6,6 +6,7 @@ Left out: compile and inductor (they compile code that is not ours), subprocesse
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,25 @@ def test_the_tests_pass(env: dict[str, str]) -> None:
     assert done.returncode == 0, tail
     assert "AddressSanitizer" not in tail
     assert "runtime error" not in tail
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_the_gl_threads(env: dict[str, str], kind: str, tmp_path: Path) -> None:
+    """csrc/gl alone, in a program of its own; the drivers are not compiled for ThreadSanitizer, so what it says of them is left out."""
+    program = tmp_path / "gl_threads"
+    sources = [*(str(p) for p in sorted((ROOT / "csrc" / "gl").glob("*.cpp"))), str(ROOT / "tests" / "cpp" / "gl_threads.cpp")]
+    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={kind}", "-fno-sanitize-recover=undefined", f"-I{ROOT / 'csrc' / 'gl'}"]
+    subprocess.run(["g++", *flags, *sources, "-o", str(program), "-ldl", "-pthread"], check=True)
+    drivers = tmp_path / "drivers"
+    drivers.write_text("".join(f"race:{name}\n" for name in ("swrast_dri.so", "libgallium", "libLLVM", "libEGL", "libnvidia")))
+    environment = {k: v for k, v in env.items() if k != "LD_PRELOAD"} | {"TSAN_OPTIONS": f"suppressions={drivers}"}
+    fixed = ["setarch", "-R"] if shutil.which("setarch") else []  # TSan of older compilers cannot bear random addresses
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*fixed, str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
+
+    done = run() if kind == "thread" else run("fork")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    if kind == "thread":  # and it would have said so
+        assert "data race" in run("race").stderr

@@ -18,14 +18,17 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = [
     "pyramid",
     "texture",
+    "gl",
     "laplacian",
     "sample",
     "footprint",
+    "hardware",
     "patches",
     "fovea",
     "distance",
     "salience",
     "superpixel",
+    "text",
     "channels",
     "cascade",
 ]
@@ -39,6 +42,7 @@ PINNED = [
     "generate_mipmaps",
     "reference",
     "saliency",
+    "text_regions",
 ]
 PINNED += ["sample_foveated", "select", "superpixels", "topk"]
 CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]
@@ -62,6 +66,11 @@ def test_formulas_know_neither_torch_nor_cuda(path: Path) -> None:
 @pytest.mark.parametrize("path", sources("csrc/cuda/*"), ids=lambda p: p.name)
 def test_cuda_sources_do_not_know_torch(path: Path) -> None:
     assert not [i for i in includes(path) if re.match(r"(ATen|torch|c10)", i)]
+
+
+@pytest.mark.parametrize("path", sources("csrc/gl/*"), ids=lambda p: p.name)
+def test_gl_sources_know_neither_torch_nor_a_gl_header(path: Path) -> None:
+    assert not [i for i in includes(path) if re.match(r"(ATen|torch|c10|EGL/|GL/|cuda_)", i)]
 
 
 def test_every_stem_is_in_every_layer() -> None:

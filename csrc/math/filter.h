@@ -24,6 +24,18 @@ struct AxisLerp {
   A w0, w1, d0, d1;
 };
 
+// x in texels (texel i has its centre at i), clamped to the picture; with `border`, texels outside are zero.
+template <class A>
+TEXVLM_HD AxisLerp<A> axis_lerp_at(A at, int n, bool border) {
+  // Clamping the coordinate first keeps the conversion to int defined; beyond one texel outside nothing changes any more.
+  const A x = clamp(at, A(-2), static_cast<A>(n) + A(1)), base = floor_of(x), f = x - base;
+  const int i = static_cast<int>(base), last = n - 1;
+  const int i0 = clamp(i, 0, last), i1 = clamp(i + 1, 0, last);
+  if (!border) return {i0, i1, A(1) - f, f, A(-1), A(1)};
+  const A in0 = i == i0 ? A(1) : A(0), in1 = i + 1 == i1 ? A(1) : A(0);
+  return {i0, i1, (A(1) - f) * in0, f * in1, -in0, in1};
+}
+
 // u in units of the axis (texel i has its centre at (i + 0.5) / n); any finite value is fine, however large.
 template <class A>
 TEXVLM_HD AxisLerp<A> axis_lerp(A u, int n, Address address) {
@@ -39,15 +51,7 @@ TEXVLM_HD AxisLerp<A> axis_lerp(A u, int n, Address address) {
     const int i0 = i < 0 ? 0 : (i >= n ? 2 * n - 1 - i : i), i1 = j >= 2 * n ? 0 : (j >= n ? 2 * n - 1 - j : j);
     return {i0, i1, A(1) - f, f, A(-1), A(1)};
   }
-  // Clamping the coordinate first keeps the conversion to int defined; beyond one texel outside nothing changes any more.
-  const A x = clamp(u * size - A(0.5), A(-2), size + A(1)), base = floor_of(x), f = x - base;
-  const int i = static_cast<int>(base), last = n - 1;
-  const int i0 = clamp(i, 0, last), i1 = clamp(i + 1, 0, last);
-  if (address == Address::clamp) {
-    return {i0, i1, A(1) - f, f, A(-1), A(1)};
-  }
-  const A in0 = i == i0 ? A(1) : A(0), in1 = i + 1 == i1 ? A(1) : A(0);  // border: texels outside are zero
-  return {i0, i1, (A(1) - f) * in0, f * in1, -in0, in1};
+  return axis_lerp_at(u * size - A(0.5), n, address == Address::border);
 }
 
 // The texel that contains u, or -1 outside under Address::border.

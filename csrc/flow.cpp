@@ -1,0 +1,130 @@
+// Host code of the stem `flow`: optical flow between two pictures and where it has nothing to point at.
+#include "math/flow.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "autograd.h"
+#include "launch.h"
+#include "mips.h"
+#include "salience.h"
+#include "tensor.h"
+
+namespace texvlm {
+namespace {
+
+// How a level is searched. Coarse levels have few pixels and decide where the others look: there, nodes are dense, and they are
+// searched again from what their neighbours found, so that a good match spreads.
+struct FlowPass {
+  int64_t stride;  // pixels between nodes
+  int searches, steps;
+  float smoothness, softness;  // see FlowSmooth
+};
+constexpr FlowPass kFinestPass{4, 1, 12, 36.f, 0.12f}, kMiddlePass{5, 3, 4, 112.f, 0.5f}, kCoarsePass{2, 4, 6, 42.f, 0.25f};
+
+constexpr int64_t kCoarsestSide = 24;  // the longer side of the coarsest level is at least this: three patches
+constexpr int64_t kCoarseSide = 100;   // levels with shorter sides than this are coarse
+constexpr int64_t kFullSize = 1280;    // pictures up to this long are searched down to their own pixels, larger ones to level 1
+
+// Levels that the search uses, the finest first.
+struct FlowLevels {
+  Levels table;
+  int finest;
+};
+
+FlowLevels flow_levels(int64_t height, int64_t width, std::optional<int64_t> finest) {
+  const int64_t longer = std::max(height, width), shorter = std::min(height, width);
+  int count = 1;
+  while ((longer >> count) >= kCoarsestSide && (shorter >> count) >= kPatch) ++count;
+  return {make_levels(height, width, count), static_cast<int>(std::min<int64_t>(finest.value_or(longer > kFullSize), count - 1))};
+}
+
+FlowGrid grid_of(const Tensor& planes) {  // [5, 2 B, rows, columns]
+  const auto plane = [&](int64_t i) { return pointer<float>(planes) + i * planes.stride(0); };
+  return {plane(0), plane(1), plane(2), plane(3), plane(4), static_cast<int>(planes.size(2)), static_cast<int>(planes.size(3))};
+}
+
+std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current, std::optional<int64_t> finest) {
+  const char* op = "optical_flow";
+  check_picture(op, "current", current);
+  check_picture(op, "previous", previous);
+  TEXVLM_CHECK(previous.sizes() == current.sizes(), op, "previous", "of the shape of current, " + shape_of(current),
+               shape_of(previous));
+  check_dtype(op, "previous", previous, current.scalar_type(), " (as current)");
+  check_same_device(op, "previous", previous, current);
+  TEXVLM_CHECK(finest.value_or(0) >= 0, op, "finest", "a level, 0 or more", *finest);
+  const int64_t batch = current.size(0), height = current.size(2), width = current.size(3);
+  const c10::Device device = current.device();
+  Tensor flow = new_tensor({batch, 2, height, width}, at::kFloat, device),
+         occlusion = new_tensor({batch, height, width}, at::kBool, device);
+  if (batch == 0) return {flow, occlusion};
+
+  const FlowLevels levels = flow_levels(height, width, finest);
+  const Tensor data = new_tensor({2 * batch, levels.table.texels, 1}, at::kFloat, device);
+  const Tensor pictures[2] = {readable(previous), readable(current)};
+  for (int64_t i = 0; i < 2; ++i) {
+    dispatch_picture(pictures[i], [&](auto tag) {
+      using S = typename decltype(tag)::type;
+      for_each_pixel<FlowLuma<S>::template For, float>(device, {batch, 0, height, 0, width}, Work{},
+                                                       image_view<const S>(pictures[i]), texture_view<float>(data, levels.table),
+                                                       i * batch);
+    });
+  }
+  build_mipmaps(data, levels.table, check_reducers(op, {"mean"}, 1));
+
+  const auto luma = texture_view<const float>(data, levels.table);
+  const auto over = [](int64_t a, int64_t b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); };
+  Tensor planes, smooth;  // what `grid` views, of the level before
+  FlowGrid grid{};
+  int64_t stride = 0;  // of `grid`
+  for (int level = levels.table.count - 1; level >= levels.finest; --level) {
+    const int64_t h = levels.table.height[level], w = levels.table.width[level];
+    const FlowPass& pass = level == levels.finest ? kFinestPass : std::max(h, w) < kCoarseSide ? kCoarsePass : kMiddlePass;
+    const int64_t rows = (h + pass.stride - 1) / pass.stride, columns = (w + pass.stride - 1) / pass.stride;
+    const Tensor found = new_tensor({5, 2 * batch, rows, columns}, at::kFloat, device);
+    const FlowGrid out = grid_of(found);
+    FlowSearch<float, 0> search{luma, level, static_cast<int>(pass.stride), batch, out, grid, 0.f, 0.f, 1.f, 1.f};
+    if (grid.u) {
+      const int64_t ch = levels.table.height[level + 1], cw = levels.table.width[level + 1];
+      search.scale_y = over(h, ch), search.scale_x = over(w, cw);
+      search.coarse_y = over(ch, h * stride * grid.rows), search.coarse_x = over(cw, w * stride * grid.columns);
+    }
+    for (int turn = 0; turn < pass.searches; ++turn) {
+      for_each_item<true>(device, 2 * batch, rows * columns, kPatch * kPatch * 16, search);
+      const Tensor turns = new_tensor({2, 2, 2 * batch, rows, columns}, at::kFloat, device);  // the steps alternate
+      const float *u = out.u, *v = out.v;
+      for (int step = 0; step < pass.steps; ++step) {
+        float* const to_u = pointer<float>(turns) + step % 2 * turns.stride(0);
+        float* const to_v = to_u + turns.stride(1);
+        for_each_pixel<FlowSmooth, float>(device, {2 * batch, 0, rows, 0, columns}, Work{1, 16}, out, u, v, to_u, to_v,
+                                          pass.smoothness, pass.softness);
+        u = to_u, v = to_v;
+      }
+      smooth = turns;
+      search.coarse = out;
+      search.coarse.u = const_cast<float*>(u), search.coarse.v = const_cast<float*>(v);
+      search.coarse_y = over(1, rows * pass.stride), search.coarse_x = over(1, columns * pass.stride);
+      search.scale_y = search.scale_x = 1.f;
+    }
+    planes = found, grid = search.coarse, stride = pass.stride;
+  }
+
+  const int64_t h = levels.table.height[levels.finest], w = levels.table.width[levels.finest];
+  const float scale_y = over(height, h), scale_x = over(width, w);
+  const float grid_y = over(h, height * stride * grid.rows), grid_x = over(w, width * stride * grid.columns);
+  for_each_pixel<FlowDense, float>(device, {batch, 0, height, 0, width}, Work{1, 4}, grid, scale_y, scale_x,
+                                   pointer<float>(flow), height, width, grid_y, grid_x);
+  const int64_t block = std::max<int64_t>(1, (stride << levels.finest) / 2);
+  const auto blocks = [&](int64_t n) { return (n + block - 1) / block; };
+  for_each_pixel<FlowOcclusion, float>(device, {batch, 0, blocks(height), 0, blocks(width)}, Work{1, 32}, grid, batch, height,
+                                       width, block, scale_y, scale_x, grid_y, grid_x, pointer<bool>(occlusion));
+  return {flow, occlusion};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(texvlm, CPU, m) { m.impl("optical_flow", optical_flow); }
+TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { m.impl("optical_flow", optical_flow); }
+TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("optical_flow", torch::autograd::autogradNotImplementedFallback()); }
+
+}  // namespace texvlm

@@ -1,0 +1,380 @@
+// Optical flow by coarse-to-fine inverse search on mips, and the forward-backward occlusion test.
+//
+// Both directions run at once: `direction` d < B moves the current picture b = d towards the previous one, d >= B the other way
+// round. The mips of both pictures are one texture of 2 B, previous pictures first, so the picture that direction d searches is
+// number d, and its template number d +- B. Each level has a grid of nodes, one every `stride` pixels, at texel centres of the
+// grid; a node carries a flow in the level's pixels and how sure it is of it, as a 2 x 2 matrix.
+//
+// Sources: T. Kroeger et al., "Fast optical flow using dense inverse search" (2016), for the search; in place of its variational
+// step the nodes, which are far fewer than pixels, are made smooth with the search's own normal matrices as the data term.
+// Occlusion: S. Meister et al., "UnFlow" (2018).
+#pragma once
+
+#include "filter.h"
+#include "lanes.h"
+#include "luma.h"
+
+namespace texvlm {
+
+constexpr int kPatch = 8;                       // side of a patch, in pixels of its level
+constexpr int kMostSteps = 8;                   // Gauss-Newton steps of a patch
+constexpr float kStillStep = 0.1f;              // a step shorter than this (pixels) ends the search
+constexpr float kSearchRadius = 8.f;            // how far a patch may go from where it began, in pixels of its level
+constexpr float kNoise = 3.5e-5f;               // variance of luma that is not motion: (1.5 / 255)^2
+constexpr float kLeastCurvature = 5e-6f;         // added to the normal matrix: texture below the noise does not move a patch
+constexpr float kApart = 0.25f;                 // a coarse node's flow is a candidate of its own when it differs by this much
+
+constexpr float kOcclusionShare = 0.01f, kOcclusionFloor = 0.5f;  // |f + b|^2 > share (|f|^2 + |b|^2) + floor, as in UnFlow
+
+#if defined(TEXVLM_HAS_LANES)
+using Eight = Lanes<float, kPatch>;
+#else
+struct Eight {
+  float v[kPatch];
+  TEXVLM_HD float& operator[](int i) { return v[i]; }
+  TEXVLM_HD float operator[](int i) const { return v[i]; }
+};
+#define TEXVLM_EIGHT(OP)                                              \
+  TEXVLM_HD Eight operator OP(const Eight& a, const Eight& b) {       \
+    Eight r;                                                          \
+    for (int i = 0; i < kPatch; ++i) r.v[i] = a.v[i] OP b.v[i];       \
+    return r;                                                         \
+  }                                                                   \
+  TEXVLM_HD Eight operator OP(const Eight& a, float b) {              \
+    Eight r;                                                          \
+    for (int i = 0; i < kPatch; ++i) r.v[i] = a.v[i] OP b;            \
+    return r;                                                         \
+  }
+TEXVLM_EIGHT(+)
+TEXVLM_EIGHT(-)
+TEXVLM_EIGHT(*)
+#undef TEXVLM_EIGHT
+#endif
+
+TEXVLM_HD Eight eight(const float* p) {
+  Eight v;
+  memcpy(&v, p, sizeof(v));
+  return v;
+}
+TEXVLM_HD Eight eight(float value) {
+  Eight v;
+  for (int i = 0; i < kPatch; ++i) v[i] = value;
+  return v;
+}
+// In one fixed order, so that all devices agree.
+TEXVLM_HD float sum(const Eight& v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+
+// One level of one picture.
+struct LumaLevel {
+  const float* data;
+  int height, width;
+};
+
+// A window of rows x columns pixels, borders replicated: in place where it lies inside, else a copy.
+template <int N>
+struct Window {
+  float copy[N * N];
+  const float* data;
+  int64_t stride;
+
+  TEXVLM_HD Window(const LumaLevel& image, int y, int x) {
+    if (y >= 0 && x >= 0 && y + N <= image.height && x + N <= image.width) {
+      data = image.data + static_cast<int64_t>(y) * image.width + x;
+      stride = image.width;
+    } else {
+      gather(image, y, x);
+    }
+  }
+  TEXVLM_NOINLINE
+#if defined(__CUDACC__)
+      __host__ __device__
+#endif
+      void gather(const LumaLevel& image, int y, int x) {
+    for (int i = 0; i < N; ++i) {
+      const float* row = image.data + static_cast<int64_t>(clamp(y + i, 0, image.height - 1)) * image.width;
+      for (int j = 0; j < N; ++j) copy[i * N + j] = row[clamp(x + j, 0, image.width - 1)];
+    }
+    data = copy;
+    stride = N;
+  }
+};
+
+// The template of a patch: its luma, its slopes, and the normal matrix of their least squares. All sums are of differences from the
+// patch's mean, so that a change of brightness does not count.
+struct FlowPatch {
+  Eight luma[kPatch], dx[kPatch], dy[kPatch];
+  float sum_dx, sum_dy, xx, xy, yy;
+
+  TEXVLM_HD FlowPatch(const LumaLevel& image, int y, int x) {
+    const Window<kPatch + 2> w(image, y - 1, x - 1);
+    Eight sx = eight(0.f), sy = sx, sxx = sx, sxy = sx, syy = sx;
+    for (int i = 0; i < kPatch; ++i) {
+      const float* row = w.data + (i + 1) * w.stride + 1;
+      luma[i] = eight(row);
+      dx[i] = (eight(row + 1) - eight(row - 1)) * 0.5f;
+      dy[i] = (eight(row + w.stride) - eight(row - w.stride)) * 0.5f;
+      sx = sx + dx[i], sy = sy + dy[i];
+      sxx = sxx + dx[i] * dx[i], sxy = sxy + dx[i] * dy[i], syy = syy + dy[i] * dy[i];
+    }
+    constexpr float each = 1.f / (kPatch * kPatch);
+    sum_dx = sum(sx) * each, sum_dy = sum(sy) * each;
+    xx = sum(sxx) - sum(sx) * sum_dx;
+    xy = sum(sxy) - sum(sx) * sum_dy;
+    yy = sum(syy) - sum(sy) * sum_dy;
+  }
+};
+
+// How a patch fits at a place: the squared error, and the right-hand side of the normal equations.
+struct FlowFit {
+  float error, bx, by;
+
+  TEXVLM_HD FlowFit(const FlowPatch& patch, const LumaLevel& image, float y, float x) {
+    // Farther outside than a patch everything is border.
+    y = clamp(y, -2.f * kPatch, static_cast<float>(image.height + kPatch));
+    x = clamp(x, -2.f * kPatch, static_cast<float>(image.width + kPatch));
+    const float y0 = floorf(y), x0 = floorf(x), fy = y - y0, fx = x - x0;
+    const Window<kPatch + 1> w(image, static_cast<int>(y0), static_cast<int>(x0));
+    const auto across = [&](int i) {
+      const float* row = w.data + i * w.stride;
+      const Eight left = eight(row);
+      return left + (eight(row + 1) - left) * fx;
+    };
+    Eight s = eight(0.f), ss = s, sx = s, sy = s, above = across(0);
+    for (int i = 0; i < kPatch; ++i) {
+      const Eight below = across(i + 1), r = above + (below - above) * fy - patch.luma[i];
+      s = s + r, ss = ss + r * r, sx = sx + patch.dx[i] * r, sy = sy + patch.dy[i] * r;
+      above = below;
+    }
+    const float total = sum(s);
+    error = sum(ss) - total * total * (1.f / (kPatch * kPatch));
+    bx = sum(sx) - total * patch.sum_dx;
+    by = sum(sy) - total * patch.sum_dy;
+  }
+};
+
+// The nodes of a level: planes [2 B, rows, columns] of the flow and of its precision matrix (xx xy; xy yy).
+struct FlowGrid {
+  float *u, *v, *xx, *xy, *yy;
+  int rows, columns;
+
+  TEXVLM_HD int64_t nodes() const { return static_cast<int64_t>(rows) * columns; }
+};
+
+// Between which nodes of a grid a place lies; `y`, `x` in [0, 1].
+struct FlowPlace {
+  int64_t at[4];
+  float weight[4];
+  int near_y, near_x;  // the nearest node
+
+  TEXVLM_HD FlowPlace(const FlowGrid& grid, int64_t direction, float y, float x) {
+    const AxisLerp<float> ay = axis_lerp(y, grid.rows, Address::clamp), ax = axis_lerp(x, grid.columns, Address::clamp);
+    const int64_t top = direction * grid.nodes() + static_cast<int64_t>(ay.i0) * grid.columns,
+                  bottom = direction * grid.nodes() + static_cast<int64_t>(ay.i1) * grid.columns;
+    near_y = ay.w1 > ay.w0 ? ay.i1 : ay.i0, near_x = ax.w1 > ax.w0 ? ax.i1 : ax.i0;
+    at[0] = top + ax.i0, at[1] = top + ax.i1, at[2] = bottom + ax.i0, at[3] = bottom + ax.i1;
+    weight[0] = ay.w0 * ax.w0, weight[1] = ay.w0 * ax.w1, weight[2] = ay.w1 * ax.w0, weight[3] = ay.w1 * ax.w1;
+  }
+  TEXVLM_HD float of(const float* plane) const {
+    return (weight[0] * plane[at[0]] + weight[1] * plane[at[1]]) + (weight[2] * plane[at[2]] + weight[3] * plane[at[3]]);
+  }
+};
+
+// The search of one node: begins at the coarser level's flow there, or at that of one of its nodes around if it fits better.
+template <class T, int C>
+struct FlowSearch {
+  TextureView<const T> luma;
+  int level, stride;
+  int64_t batch;
+  FlowGrid out, coarse;    // coarse.u is null at the coarsest level
+  float coarse_y, coarse_x;  // from pixels of this level to units of the coarser grid in [0, 1]
+  float scale_y, scale_x;    // from pixels of the coarser level to pixels of this one
+
+  TEXVLM_HD LumaLevel picture(int64_t b) const {
+    return {luma.texel(b, level, 0, 0), static_cast<int>(luma.levels.height[level]), static_cast<int>(luma.levels.width[level])};
+  }
+
+  TEXVLM_HD void operator()(int64_t direction, int64_t n, int64_t, int64_t) const {
+    const int i = static_cast<int>(n / out.columns), j = static_cast<int>(n - static_cast<int64_t>(i) * out.columns);
+    const LumaLevel target = picture(direction);
+    // Inside the picture, where it is large enough: a patch of replicated border matches anything.
+    const int y = maximum(minimum(i * stride + stride / 2 - kPatch / 2, target.height - kPatch), 0),
+              x = maximum(minimum(j * stride + stride / 2 - kPatch / 2, target.width - kPatch), 0);
+    const FlowPatch patch(picture(direction < batch ? direction + batch : direction - batch), y, x);
+    const float xx = patch.xx + kLeastCurvature, yy = patch.yy + kLeastCurvature, xy = patch.xy, scale = 1.f / (xx * yy - xy * xy);
+
+    float u = 0.f, v = 0.f;
+    if (coarse.u) {
+      const FlowPlace place(coarse, direction, (static_cast<float>(i) + 0.5f) * static_cast<float>(stride) * coarse_y,
+                            (static_cast<float>(j) + 0.5f) * static_cast<float>(stride) * coarse_x);
+      u = place.of(coarse.u) * scale_x, v = place.of(coarse.v) * scale_y;
+      const float first_u = u, first_v = v;
+      float least = -1.f;
+      const int64_t first = direction * coarse.nodes();
+      for (int k = 0; k < 9; ++k) {
+        const int ci = clamp(place.near_y + k / 3 - 1, 0, coarse.rows - 1), cj = clamp(place.near_x + k % 3 - 1, 0, coarse.columns - 1);
+        const int64_t c = first + static_cast<int64_t>(ci) * coarse.columns + cj;
+        const float cu = coarse.u[c] * scale_x, cv = coarse.v[c] * scale_y;
+        if ((cu - first_u) * (cu - first_u) + (cv - first_v) * (cv - first_v) < kApart * kApart) continue;
+        if ((cu - u) * (cu - u) + (cv - v) * (cv - v) < kApart * kApart) continue;
+        if (least < 0.f) least = FlowFit(patch, target, static_cast<float>(y) + v, static_cast<float>(x) + u).error;
+        const float error = FlowFit(patch, target, static_cast<float>(y) + cv, static_cast<float>(x) + cu).error;
+        if (error < least) least = error, u = cu, v = cv;
+      }
+    }
+    const float u0 = u, v0 = v;
+    float best_u = u, best_v = v, least = 3e38f;
+    for (int step = 0; step < kMostSteps; ++step) {
+      const FlowFit fit(patch, target, static_cast<float>(y) + v, static_cast<float>(x) + u);
+      if (!(fit.error < least)) break;
+      least = fit.error, best_u = u, best_v = v;
+      const float du = (yy * fit.bx - xy * fit.by) * scale, dv = (xx * fit.by - xy * fit.bx) * scale;
+      const float nu = u - du, nv = v - dv;
+      if ((nu - u0) * (nu - u0) + (nv - v0) * (nv - v0) > kSearchRadius * kSearchRadius) break;
+      u = nu, v = nv;
+      if (du * du + dv * dv < kStillStep * kStillStep) {  // so short that it needs no check
+        best_u = u, best_v = v;
+        break;
+      }
+    }
+    const int64_t at = direction * out.nodes() + n;
+    const float precision = 1.f / (least * (1.f / (kPatch * kPatch)) + kNoise);
+    out.u[at] = best_u, out.v[at] = best_v;
+    out.xx[at] = patch.xx * precision, out.xy[at] = patch.xy * precision, out.yy[at] = patch.yy * precision;
+  }
+};
+
+// One Jacobi step towards the nodes' flows that minimise
+//   sum_p (u_p - s_p)' P_p (u_p - s_p) + smoothness sum_pq sqrt(|u_p - u_q|^2 + softness^2)
+// where s and P are what the search found and pq are neighbours in the grid: a node without texture, or one whose patch did not
+// fit, takes its flow from those around it; a node on an edge does so along the edge alone.
+template <class T, int C>
+struct FlowSmooth {
+  FlowGrid found;
+  const float *from_u, *from_v;
+  float *to_u, *to_v;
+  float smoothness, softness;
+
+  // A neighbour that does not exist (distance 0) pulls with no effect but to hold the node where it is.
+  TEXVLM_HD float pull(float du, float dv) const { return smoothness / std::sqrt(du * du + dv * dv + softness * softness); }
+
+  // The node at `at`, its neighbours at these distances in the planes.
+  TEXVLM_HD void solve(int64_t at, int64_t up, int64_t down, int64_t left, int64_t right) const {
+    const float u = from_u[at], v = from_v[at];
+    const float uu = from_u[at - up], vu = from_v[at - up], ud = from_u[at + down], vd = from_v[at + down];
+    const float ul = from_u[at - left], vl = from_v[at - left], ur = from_u[at + right], vr = from_v[at + right];
+    const float wu = pull(uu - u, vu - v), wd = pull(ud - u, vd - v), wl = pull(ul - u, vl - v), wr = pull(ur - u, vr - v);
+    const float w = (wu + wd) + (wl + wr);
+    const float su = (wu * uu + wd * ud) + (wl * ul + wr * ur), sv = (wu * vu + wd * vd) + (wl * vl + wr * vr);
+    const float pxx = found.xx[at], pxy = found.xy[at], pyy = found.yy[at], fu = found.u[at], fv = found.v[at];
+    const float bx = pxx * fu + pxy * fv + su, by = pxy * fu + pyy * fv + sv;
+    const float xx = pxx + w, yy = pyy + w, scale = 1.f / (xx * yy - pxy * pxy);
+    to_u[at] = (yy * bx - pxy * by) * scale;
+    to_v[at] = (xx * by - pxy * bx) * scale;
+  }
+  TEXVLM_HD void operator()(int64_t d, int64_t y, int64_t x, int64_t, int64_t) const {
+    const int64_t n = found.columns;
+    solve(d * found.nodes() + y * n + x, y > 0 ? n : 0, y + 1 < found.rows ? n : 0, x > 0, x + 1 < n);
+  }
+  TEXVLM_HD void row(int64_t d, int64_t y, int64_t x0, int64_t x1) const {
+    const int64_t n = found.columns, first = d * found.nodes() + y * n;
+    const int64_t up = y > 0 ? n : 0, down = y + 1 < found.rows ? n : 0;
+    const Inside in = inside(x0, x1, 1, n);
+    for (int64_t x = x0; x < in.begin; ++x) (*this)(d, y, x, 0, 1);
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep  // no plane that is written is read
+#endif
+    for (int64_t x = in.begin; x < in.end; ++x) solve(first + x, up, down, 1, 1);
+    for (int64_t x = in.end; x < x1; ++x) (*this)(d, y, x, 0, 1);
+  }
+};
+
+// Luma of a picture into level 0 of picture `first` + b of a texture.
+template <class S>
+struct FlowLuma {
+  template <class T, int C>
+  struct For {
+    ImageView<const S> image;
+    TextureView<T> out;
+    int64_t first;
+
+    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+      *out.texel(first + b, 0, y, x) = luma_at<T>(image, b, y, x);
+    }
+    TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+      for (int64_t x = x0; x < x1; x += kRun)
+        luma_run(image, b, y, x, static_cast<int>(minimum<int64_t>(kRun, x1 - x)), out.texel(first + b, 0, y, x));
+    }
+  };
+};
+
+// The flow of every pixel [B, 2, H, W], between the four nodes around it.
+template <class T, int C>
+struct FlowDense {
+  FlowGrid grid;
+  float scale_y, scale_x;  // from pixels of the grid's level to pixels
+  float* out;
+  int64_t height, width;
+  float grid_y, grid_x;  // from pixels to units of the grid in [0, 1]
+
+  TEXVLM_HD float* plane(int64_t b, int c, int64_t y) const { return out + ((b * 2 + c) * height + y) * width; }
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const auto ay = axis_lerp((static_cast<float>(y) + 0.5f) * grid_y, grid.rows, Address::clamp);
+    const auto ax = axis_lerp((static_cast<float>(x) + 0.5f) * grid_x, grid.columns, Address::clamp);
+    const int64_t top = b * grid.nodes() + static_cast<int64_t>(ay.i0) * grid.columns,
+                  bottom = b * grid.nodes() + static_cast<int64_t>(ay.i1) * grid.columns;
+    const auto blend = [&](const float* p) {
+      return ax.w0 * (ay.w0 * p[top + ax.i0] + ay.w1 * p[bottom + ax.i0]) +
+             ax.w1 * (ay.w0 * p[top + ax.i1] + ay.w1 * p[bottom + ax.i1]);
+    };
+    plane(b, 0, y)[x] = blend(grid.u) * scale_x;
+    plane(b, 1, y)[x] = blend(grid.v) * scale_y;
+  }
+
+  int64_t scratch_bytes() const { return 2 * grid.columns * static_cast<int64_t>(sizeof(float)); }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1, void* scratch) const {
+    const auto ay = axis_lerp((static_cast<float>(y) + 0.5f) * grid_y, grid.rows, Address::clamp);
+    const int64_t top = b * grid.nodes() + static_cast<int64_t>(ay.i0) * grid.columns,
+                  bottom = b * grid.nodes() + static_cast<int64_t>(ay.i1) * grid.columns;
+    float *TEXVLM_RESTRICT u = static_cast<float*>(scratch), *TEXVLM_RESTRICT v = u + grid.columns;
+    for (int j = 0; j < grid.columns; ++j) {
+      u[j] = ay.w0 * grid.u[top + j] + ay.w1 * grid.u[bottom + j];
+      v[j] = ay.w0 * grid.v[top + j] + ay.w1 * grid.v[bottom + j];
+    }
+    float *TEXVLM_RESTRICT to_u = plane(b, 0, y), *TEXVLM_RESTRICT to_v = plane(b, 1, y);
+    for (int64_t x = x0; x < x1; ++x) {
+      const auto ax = axis_lerp((static_cast<float>(x) + 0.5f) * grid_x, grid.columns, Address::clamp);
+      to_u[x] = (ax.w0 * u[ax.i0] + ax.w1 * u[ax.i1]) * scale_x;
+      to_v[x] = (ax.w0 * v[ax.i0] + ax.w1 * v[ax.i1]) * scale_y;
+    }
+  }
+};
+
+// Where the current picture shows what the previous one does not: the flow there and the flow back do not cancel out, or it leads
+// outside. One test for each block of pixels, at its centre: between the nodes the flow is bilinear.
+template <class T, int C>
+struct FlowOcclusion {
+  FlowGrid grid;
+  int64_t batch, height, width, block;
+  float scale_y, scale_x, grid_y, grid_x;  // as in FlowDense
+  bool* out;
+
+  TEXVLM_HD bool occluded(int64_t b, float y, float x) const {
+    const FlowPlace here(grid, b, y * grid_y, x * grid_x);
+    const float u = here.of(grid.u) * scale_x, v = here.of(grid.v) * scale_y, to_y = y + v, to_x = x + u;
+    const FlowPlace there(grid, batch + b, to_y * grid_y, to_x * grid_x);
+    const float bu = there.of(grid.u) * scale_x, bv = there.of(grid.v) * scale_y;
+    const float gap = (u + bu) * (u + bu) + (v + bv) * (v + bv);
+    const bool outside = (to_y < 0.f) | (to_x < 0.f) | (to_y > static_cast<float>(height)) | (to_x > static_cast<float>(width));
+    return outside | (gap > kOcclusionShare * ((u * u + v * v) + (bu * bu + bv * bv)) + kOcclusionFloor);
+  }
+  // y, x number blocks.
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const int64_t y0 = y * block, x0 = x * block;
+    const int64_t y1 = minimum(y0 + block, height), x1 = minimum(x0 + block, width);
+    const bool value = occluded(b, static_cast<float>(y0 + y1) * 0.5f, static_cast<float>(x0 + x1) * 0.5f);
+    for (int64_t i = y0; i < y1; ++i)
+      for (int64_t j = x0; j < x1; ++j) out[(b * height + i) * width + j] = value;
+  }
+};
+
+}  // namespace texvlm

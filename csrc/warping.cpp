@@ -1,0 +1,267 @@
+// Host code of the stem `warping`: planes moved by optical flow, and motion that flow does not explain.
+#include "math/warping.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <array>
+#include <optional>
+
+#include "autograd.h"
+#include "launch.h"
+#include "salience.h"
+#include "tensor.h"
+
+namespace texvlm {
+namespace {
+
+using Maybe = const std::optional<Tensor>&;
+
+Tensor given(Maybe t) { return t.value_or(Tensor()); }
+
+void check_flow(const char* op, const Tensor& flow, const Tensor& occlusion, int64_t batch, at::ScalarType dtype,
+                const Tensor& other) {
+  check_shape(op, "flow", flow, "[B, 2, h, w]", {batch, 2, -1, -1});
+  check_dtype(op, "flow", flow, dtype, dtype == at::kDouble ? " (beside Double planes)" : " (beside planes other than Double)");
+  check_same_device(op, "flow", flow, other);
+  TEXVLM_CHECK(flow.size(2) >= 1 && flow.size(3) >= 1, op, "flow", "of at least 1 x 1", shape_of(flow));
+  if (!occlusion.defined()) return;
+  check_shape(op, "occlusion", occlusion, "[B, h, w]", {batch, flow.size(2), flow.size(3)});
+  check_dtype(op, "occlusion", occlusion, at::kBool, "");
+  check_same_device(op, "occlusion", occlusion, other);
+}
+
+template <class A>
+FlowField<A> flow_field(const Tensor& flow, const Tensor& occlusion, int64_t height, int64_t width, bool stay) {
+  ImageView<const bool> hidden{nullptr, 0, 0, 0, 0};
+  if (occlusion.defined())
+    hidden = {pointer<const bool>(occlusion), occlusion.stride(0), 0, occlusion.stride(1), occlusion.stride(2)};
+  return {image_view<const A>(flow), hidden, flow.size(2), flow.size(3), height, width, stay};
+}
+
+// planes [B, C, H, W] moved by the flow.
+Tensor moved(const Tensor& planes, const Tensor& flow, const Tensor& occlusion, double fill, bool stay) {
+  const int64_t batch = planes.size(0), channels = planes.size(1), height = planes.size(2), width = planes.size(3);
+  Tensor out = new_tensor(planes.sizes(), planes.scalar_type(), planes.device());
+  dispatch_texel(planes.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = Acc<T>;
+    for_each_pixel<Warp, T>(planes.device(), {batch, 0, height, 0, width}, Work{channels, 8 * channels},
+                            image_view<const T>(planes), flow_field<A>(flow, occlusion, height, width, stay), pointer<T>(out),
+                            channels, static_cast<A>(fill));
+  });
+  return out;
+}
+
+// Adjoint: gradients of the planes and of the flow, in the arithmetic's dtype.
+std::tuple<Tensor, Tensor> moved_backward(const Tensor& grad, const Tensor& planes, const Tensor& flow, const Tensor& occlusion,
+                                          bool stay, std::array<bool, 2> mask) {
+  const int64_t batch = planes.size(0), channels = planes.size(1), height = planes.size(2), width = planes.size(3);
+  const c10::Device device = planes.device();
+  const at::ScalarType acc = acc_dtype(planes.scalar_type());
+  Tensor to_planes, to_flow;
+  dispatch_texel(planes.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = Acc<T>;
+    const auto field = flow_field<A>(flow, occlusion, height, width, stay);
+    const auto incoming = image_view<const T>(grad);
+    if (mask[0]) {
+      if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::warp_backward");
+      to_planes = new_zeros(planes.sizes(), acc, device);
+      for_each_group<WarpAdjoint, T>(device, batch, channels, height * width, 1, false, field, incoming, pointer<A>(to_planes),
+                                     channels);
+    }
+    if (mask[1]) {
+      const Tensor pixels = new_tensor({batch, height, width, 2}, acc, device);
+      for_each_pixel<WarpFlowAdjoint, T>(device, {batch, 0, height, 0, width}, Work{1, 8 * channels},
+                                         image_view<const T>(planes), field, incoming, pointer<A>(pixels), channels);
+      const int64_t h = flow.size(2), w = flow.size(3);
+      to_flow = new_tensor(flow.sizes(), acc, device);
+      for_each_pixel<FlowFieldAdjoint, A>(device, {batch, 0, h, 0, w}, Work{1, 64},
+                                          EnlargeAdjoint<A>{pointer<const A>(pixels), 2, height, width, h, w}, field.scale(0),
+                                          field.scale(1), pointer<A>(to_flow));
+    }
+  });
+  return {to_planes, to_flow};
+}
+
+void check_planes(const char* op, const Tensor& planes, const Tensor& flow, const Tensor& occlusion) {
+  check_shape(op, "planes", planes, "[B, C, H, W]", {-1, -1, -1, -1});
+  check_texel_dtype(op, "planes", planes.scalar_type());
+  check_levels(op, planes.size(2), planes.size(3), 1);
+  check_flow(op, flow, occlusion, planes.size(0), acc_dtype(planes.scalar_type()), planes);
+}
+
+Tensor warp(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
+  check_planes("warp", planes, flow, given(occlusion));
+  return moved(planes, flow, given(occlusion), fill, false);
+}
+
+std::tuple<Tensor, Tensor> warp_backward(const Tensor& grad, const Tensor& planes, const Tensor& flow, std::array<bool, 2> mask,
+                                         Maybe occlusion) {
+  const char* op = "warp_backward";
+  check_planes(op, planes, flow, given(occlusion));
+  TEXVLM_CHECK(grad.sizes() == planes.sizes(), op, "grad", "of the shape of planes, " + shape_of(planes), shape_of(grad));
+  check_dtype(op, "grad", grad, planes.scalar_type(), " (as the planes)");
+  check_same_device(op, "grad", grad, planes);
+  auto [to_planes, to_flow] = moved_backward(grad, planes, flow, given(occlusion), false, mask);
+  return {mask[0] ? to_planes.to(planes.scalar_type()) : to_planes, to_flow};
+}
+
+// ---- motion ----
+
+// The lumas of a picture and of the one before it, moved.
+struct Lumas {
+  Tensor image, previous;            // readable pictures
+  Tensor luma, before, before_moved;  // [B, H, W]
+};
+
+Lumas lumas(const char* op, const Tensor& image, const Tensor& previous, const Tensor& flow, const Tensor& occlusion) {
+  check_picture(op, "image", image);
+  check_picture(op, "previous", previous);
+  check_previous(op, previous, image);
+  TEXVLM_CHECK(flow.defined() || !occlusion.defined(), op, "occlusion", "given together with flow", "no flow");
+  Lumas l{readable(image), readable(previous), {}, {}, {}};
+  l.luma = luma_plane(l.image), l.before = luma_plane(l.previous);
+  l.before_moved = l.before;
+  if (flow.defined()) {
+    check_flow(op, flow, occlusion, image.size(0), l.luma.scalar_type(), image);
+    l.before_moved = moved(l.before.unsqueeze(1), flow, occlusion, 0., true).squeeze(1);
+  }
+  return l;
+}
+
+Tensor motion(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
+  const Lumas l = lumas("motion", image, previous, given(flow), given(occlusion));
+  const at::ScalarType dtype = image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type();
+  const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
+  Tensor out = new_tensor({batch, height, width}, dtype, image.device());
+  dispatch_texel(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = Acc<T>;
+    for_each_pixel<AbsoluteDifference, T>(image.device(), {batch, 0, height, 0, width}, Work{}, pointer<const A>(l.luma),
+                                          pointer<const A>(l.before_moved), pointer<T>(out), height, width);
+  });
+  return out;
+}
+
+using ThreeGradients = std::tuple<Tensor, Tensor, Tensor>;
+
+ThreeGradients motion_backward(const Tensor& grad, const Tensor& image, const Tensor& previous, std::array<bool, 3> mask,
+                               Maybe flow, Maybe occlusion) {
+  const char* op = "motion_backward";
+  const Lumas l = lumas(op, image, previous, given(flow), given(occlusion));
+  const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
+  check_shape(op, "grad", grad, "[B, H, W]", {batch, height, width});
+  check_same_device(op, "grad", grad, image);
+  PlaneGradients to;
+  to.luma = at::zeros_like(l.luma), to.previous_luma = at::zeros_like(l.luma);
+  const Tensor incoming = grad.to(l.luma.scalar_type()).unsqueeze(1);
+  const auto add = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for_each_pixel<MotionAdjoint, T>(image.device(), {batch, 0, height, 0, width}, Work{}, pointer<const T>(l.luma),
+                                     pointer<const T>(l.before_moved), image_view<const T>(incoming), pointer<T>(to.luma),
+                                     pointer<T>(to.previous_luma), height, width);
+  };
+  l.luma.scalar_type() == at::kDouble ? add(Tag<double>{}) : add(Tag<float>{});
+  Tensor to_flow;
+  if (given(flow).defined()) {
+    const auto [planes, field] = moved_backward(to.previous_luma.unsqueeze(1), l.before.unsqueeze(1), *flow, given(occlusion),
+                                                true, {mask[1], mask[2]});
+    if (mask[1]) to.previous_luma = planes.squeeze(1);
+    to_flow = field;
+  }
+  return {mask[0] ? picture_gradient(l.image, to) : Tensor(), mask[1] ? previous_gradient(l.previous, to) : Tensor(), to_flow};
+}
+
+// ---- autograd ----
+
+std::optional<Tensor> maybe(const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; }
+Tensor cast(const Tensor& gradient, const Tensor& like) {
+  return gradient.defined() ? gradient.to(like.scalar_type()) : gradient;
+}
+
+Tensor call_warp(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
+  static const auto op = op_handle<Tensor(const Tensor&, const Tensor&, double, Maybe)>("texvlm::warp");
+  return op.call(planes, flow, fill, occlusion);
+}
+
+struct WarpFunction : torch::autograd::Function<WarpFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({planes, flow, given(occlusion)});
+    return call_warp(planes, flow, fill, occlusion);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    static const auto op =
+        op_handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, std::array<bool, 2>, Maybe)>(
+            "texvlm::warp_backward");
+    const auto saved = ctx->get_saved_variables();
+    const auto [planes, flow] =
+        op.call(grads[0], saved[0], saved[1], {ctx->needs_input_grad(0), ctx->needs_input_grad(1)}, maybe(saved[2]));
+    return {planes, flow, Tensor(), Tensor()};
+  }
+};
+
+Tensor warp_autograd(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
+  if (records({&planes, &flow})) return WarpFunction::apply(planes, flow, fill, occlusion);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_warp(planes, flow, fill, occlusion);
+}
+
+Tensor warp_autocast(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
+  const NoAutocast guard;
+  return call_warp(planes, promoted(flow), fill, occlusion);
+}
+
+Tensor call_motion(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
+  static const auto op = op_handle<Tensor(const Tensor&, const Tensor&, Maybe, Maybe)>("texvlm::motion");
+  return op.call(image, previous, flow, occlusion);
+}
+
+struct MotionFunction : torch::autograd::Function<MotionFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({image, previous, given(flow), given(occlusion)});
+    return call_motion(image, previous, flow, occlusion);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    static const auto op =
+        op_handle<ThreeGradients(const Tensor&, const Tensor&, const Tensor&, std::array<bool, 3>, Maybe, Maybe)>(
+            "texvlm::motion_backward");
+    const auto saved = ctx->get_saved_variables();
+    const bool moves = saved[2].defined();
+    const auto [image, previous, flow] =
+        op.call(grads[0], saved[0], saved[1],
+                {ctx->needs_input_grad(0), ctx->needs_input_grad(1), moves && ctx->needs_input_grad(2)}, maybe(saved[2]),
+                maybe(saved[3]));
+    return {cast(image, saved[0]), cast(previous, saved[1]), flow, Tensor()};
+  }
+};
+
+Tensor motion_autograd(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
+  const Tensor field = given(flow);
+  if (records({&image, &previous, &field})) return MotionFunction::apply(image, previous, flow, occlusion);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_motion(image, previous, flow, occlusion);
+}
+
+}  // namespace
+
+#define TEXVLM_WARP_KERNELS               \
+  m.impl("warp", warp);                   \
+  m.impl("warp_backward", warp_backward); \
+  m.impl("motion", motion);               \
+  m.impl("motion_backward", motion_backward)
+TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_WARP_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_WARP_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
+  m.impl("warp", warp_autograd);
+  m.impl("warp_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("motion", motion_autograd);
+  m.impl("motion_backward", torch::autograd::autogradNotImplementedFallback());
+}
+TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("warp", warp_autocast); }
+TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("warp", warp_autocast); }
+
+}  // namespace texvlm

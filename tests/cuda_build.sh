@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The flavour that a GPU user gets: builds texvlm beside a CUDA build of torch (linked to c10_cuda and torch_cuda), imports it and runs the
+# CPU tests on it, in a copy of the checkout with an environment of its own, thrown away afterwards. No GPU needed; about 5 GB of disk.
+# Without that torch (no network, no space) it says so in one line and succeeds; a build or a test that fails, fails.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+torch=${CUDA_TORCH:-torch==2.11.0}
+copy=$(mktemp -d) || exit 1
+trap 'rm -rf "$copy"' EXIT
+
+not_done() { echo "test-cuda-build: $1: nothing tested"; exit 0; }
+
+command -v nvcc > /dev/null || not_done "no nvcc on PATH"
+[ "$(df --output=avail -k "$copy" | tail -n 1)" -gt $((8 << 20)) ] || not_done "less than 8 GiB of disk are free"
+git ls-files -z -co --exclude-standard | tar --null --ignore-failed-read -T - -cf - 2> /dev/null | tar -xf - -C "$copy" || exit 1
+cd "$copy" || exit 1
+export TEXVLM_CUDA_ARCHS=${TEXVLM_CUDA_ARCHS:-75;90}
+verb() { make ISOLATED=1 VENV=.venv TORCH="$torch" "$@"; }
+verb .venv/.torch || not_done "$torch could not be installed"
+.venv/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || not_done "$torch is a build without CUDA here"
+
+verb build || exit 1
+.venv/bin/python - << 'PYTHON' || exit 1
+import subprocess, sys, texvlm
+from pathlib import Path
+
+info = texvlm.build_info()
+needed = subprocess.run(["readelf", "-d", Path(texvlm.__file__).with_name("libtexvlm.so")], capture_output=True, text=True).stdout
+missing = [name for name in ("libc10_cuda", "libtorch_cuda") if name not in needed]
+print(f"built beside torch {info['torch']} with CUDA {info['cuda_version']} for {info['cuda_archs']}")
+sys.exit(f"not linked to {', '.join(missing)}" if missing or not info["cuda"] else 0)
+PYTHON
+verb test

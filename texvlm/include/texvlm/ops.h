@@ -1,0 +1,212 @@
+// texvlm for C++ programs: the ops as functions over torch::Tensor, gradients included. Link to the CMake target texvlm::texvlm
+// (find_package(texvlm); its directory is what `python -c "import texvlm; print(texvlm.cmake_prefix_path)"` prints).
+//
+// Each function calls the op of its name through PyTorch's dispatcher, so device, autograd and autocast work as in Python. What
+// the arguments mean is written once, at the schemas and in the Python documentation; shapes are repeated here. Example:
+//
+//   texvlm::Texture texture = texvlm::generate_mipmaps(image);                       // image [B, C, H, W]
+//   torch::Tensor seen = texvlm::sample_lod(texture, uv, lod);                       // uv [B, N, 2], lod [B, N] -> [B, N, C]
+//   seen.square().mean().backward();                                                 // reaches image, uv and lod
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/types.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace texvlm {
+
+using torch::Tensor;
+
+namespace detail {
+
+// The op of this name; the look-up is paid once per function.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
+}
+
+inline c10::List<std::string> names(const std::vector<std::string>& list) { return c10::List<std::string>(list); }
+
+}  // namespace detail
+
+// All levels of a pyramid in one buffer [B, T, C], and what is needed to read it.
+struct Texture {
+  Tensor data;
+  int64_t height = 0, width = 0, levels = 1;
+  std::vector<std::string> reducer = {"mean"};  // one name, or one per channel: mean, max, min, mode
+};
+
+// 1 + floor(log2(max(height, width))): the levels of a whole pyramid.
+inline int64_t level_count(int64_t height, int64_t width) {
+  int64_t levels = 1;
+  for (int64_t side = height > width ? height : width; side > 1; side >>= 1) ++levels;
+  return levels;
+}
+
+// ---- pyramid ----
+
+// image [B, C, H, W], floating point or uint8 (divided by 255). levels 0: all. Differentiable in image.
+inline Texture generate_mipmaps(const Tensor& image, std::vector<std::string> reducer = {"mean"}, int64_t levels = 0,
+                                std::optional<at::ScalarType> dtype = std::nullopt) {
+  using Signature = Tensor(const Tensor&, c10::List<std::string>, int64_t, std::optional<at::ScalarType>);
+  static const auto op = detail::op<Signature>("texvlm::generate_mipmaps");
+  TORCH_CHECK_VALUE(image.dim() == 4, "texvlm::generate_mipmaps: image must be [B, C, H, W], got ", image.sizes());
+  const int64_t height = image.size(2), width = image.size(3);
+  if (levels == 0) levels = level_count(height, width);
+  Tensor data = op.call(image, detail::names(reducer), levels, dtype);
+  return {std::move(data), height, width, levels, std::move(reducer)};
+}
+
+// Builds the levels above the level 0 that is in the buffer, whole or inside rects int64 [R, 4] (y0, x0, y1, x1). In place, no
+// gradient.
+inline void update_mipmaps(const Texture& t, const std::optional<Tensor>& rects = std::nullopt) {
+  using Signature = void(const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::update_mipmaps");
+  op.call(t.data, t.height, t.width, detail::names(t.reducer), t.levels, rects);
+}
+
+// The same by the graphics driver (OpenGL): float32, float16 or uint8, reducer mean. Differentiable where the driver's filter is
+// ours.
+inline Texture generate_mipmaps_gl(const Tensor& image, int64_t levels = 0, std::optional<at::ScalarType> dtype = std::nullopt) {
+  using Signature = Tensor(const Tensor&, int64_t, std::optional<at::ScalarType>);
+  static const auto op = detail::op<Signature>("texvlm::generate_mipmaps_gl");
+  TORCH_CHECK_VALUE(image.dim() == 4, "texvlm::generate_mipmaps_gl: image must be [B, C, H, W], got ", image.sizes());
+  const int64_t height = image.size(2), width = image.size(3);
+  if (levels == 0) levels = level_count(height, width);
+  return {op.call(image, levels, dtype), height, width, levels, {"mean"}};
+}
+
+// ---- laplacian ----
+
+// Band l is level l minus the enlarged level l + 1: data [B, T, C] -> bands [B, T, C]. Differentiable.
+inline Tensor laplacian_decompose(const Texture& t) {
+  using Signature = Tensor(const Tensor&, c10::SymInt, c10::SymInt, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::laplacian_decompose");
+  return op.call(t.data, t.height, t.width, t.levels);
+}
+
+// The pyramid of these bands; inverts laplacian_decompose. Differentiable.
+inline Tensor laplacian_reconstruct(const Tensor& bands, int64_t height, int64_t width, int64_t levels) {
+  using Signature = Tensor(const Tensor&, c10::SymInt, c10::SymInt, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::laplacian_reconstruct");
+  return op.call(bands, height, width, levels);
+}
+
+// ---- sample, footprint, patches ----
+
+// uv [B, N, 2] in [0, 1], lod [B, N] -> [B, N, C]. filter nearest, bilinear, trilinear; address clamp, wrap, mirror, border.
+// Differentiable in data, uv and lod.
+inline Tensor sample_lod(const Texture& t, const Tensor& uv, const Tensor& lod, std::string_view filter = "trilinear",
+                         std::string_view address = "clamp") {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t,
+                           c10::string_view, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::sample_lod");
+  return op.call(t.data, uv, lod, t.height, t.width, detail::names(t.reducer), t.levels, filter, address);
+}
+
+// Anisotropic: uv, ddx, ddy [B, N, 2], the footprint in uv units per pixel -> [B, N, C]. Differentiable in data, uv, ddx and ddy.
+inline Tensor sample_grad(const Texture& t, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t max_anisotropy = 16,
+                          std::string_view address = "clamp") {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
+                           c10::List<std::string>, int64_t, int64_t, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::sample_grad");
+  return op.call(t.data, uv, ddx, ddy, t.height, t.width, detail::names(t.reducer), t.levels, max_anisotropy, address);
+}
+
+// The same two through the texture units of a GPU (emulated on the CPU): weights of 8 bits, float32, float16 or bfloat16 texels,
+// max_anisotropy up to 16. Gradients are those of sample_lod and sample_grad.
+inline Tensor sample_lod_hardware(const Texture& t, const Tensor& uv, const Tensor& lod, std::string_view filter = "trilinear",
+                                  std::string_view address = "clamp") {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t,
+                           c10::string_view, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::sample_lod_hardware");
+  return op.call(t.data, uv, lod, t.height, t.width, detail::names(t.reducer), t.levels, filter, address);
+}
+inline Tensor sample_grad_hardware(const Texture& t, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
+                                   int64_t max_anisotropy = 16, std::string_view address = "clamp") {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
+                           c10::List<std::string>, int64_t, int64_t, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::sample_grad_hardware");
+  return op.call(t.data, uv, ddx, ddy, t.height, t.width, detail::names(t.reducer), t.levels, max_anisotropy, address);
+}
+
+// center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart. Differentiable in
+// data, center, lod and axes.
+inline Tensor extract_patches(const Texture& t, const Tensor& center, const Tensor& lod, int64_t size = 16,
+                              std::string_view address = "clamp", const std::optional<Tensor>& axes = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t,
+                           int64_t, c10::string_view, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::extract_patches");
+  return op.call(t.data, center, lod, t.height, t.width, detail::names(t.reducer), t.levels, size, address, axes);
+}
+
+// ---- fovea ----
+
+// fixation [B, F, 2] uv, offsets [N, 2] and m0, e0 in level-0 pixels -> uv [B, F, N, 2], lod [B, F, N]. Differentiable in all
+// four.
+inline std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& offsets, const Tensor& m0, const Tensor& e0,
+                                               int64_t height, int64_t width, int64_t levels) {
+  using Signature =
+      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::fovea_tokens");
+  return op.call(fixation, offsets, m0, e0, height, width, levels);
+}
+
+// ---- distance, salience, channels ----
+
+// mask bool [B, H, W] -> squared distance to the nearest true pixel, int64, and its row-major index (none: H^2 + W^2, -1).
+inline std::tuple<Tensor, Tensor> distance_transform(const Tensor& mask) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&);
+  static const auto op = detail::op<Signature>("texvlm::distance_transform");
+  return op.call(mask);
+}
+
+// image, previous [B, 3, H, W] in [0, 1] -> [B, H, W] in [0, 1]. Differentiable in both.
+inline Tensor saliency(const Tensor& image, const std::optional<Tensor>& previous = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::saliency");
+  return op.call(image, previous);
+}
+
+// Channels of CHANNELS (by index) of a picture [B, 3, H, W], each with its own reducer; planes [B, n, h, w] that are given
+// replace the formula of the channels given_channels. Differentiable in image, previous, fixation and given.
+inline Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels = 0, at::TensorList given = {},
+                             at::IntArrayRef given_channels = {}, std::optional<at::ScalarType> dtype = std::nullopt,
+                             const std::optional<Tensor>& previous = std::nullopt,
+                             const std::optional<Tensor>& fixation = std::nullopt) {
+  using Signature = Tensor(const Tensor&, at::IntArrayRef, int64_t, at::TensorList, at::IntArrayRef,
+                           std::optional<at::ScalarType>, const std::optional<Tensor>&, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::build_channels");
+  if (levels == 0 && image.dim() == 4) levels = level_count(image.size(2), image.size(3));
+  return op.call(image, channels, levels, given, given_channels, dtype, previous, fixation);
+}
+
+// ---- cascade ----
+
+// scores [B, N] -> the k best: values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last.
+inline std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::select_topk");
+  return op.call(scores, k);
+}
+
+// Scores [B, n] of cells int64 [B, n] of `cell` pixels, from samples x samples places each; channels: where red, green, blue,
+// edge and saliency are in the texture; weights: of edge energy, entropy and saliency.
+inline Tensor score_cells(const Texture& t, const Tensor& cells, int64_t cell, int64_t samples, at::IntArrayRef channels,
+                          at::ArrayRef<double> weights) {
+  using Signature = Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, int64_t,
+                           int64_t, at::IntArrayRef, at::ArrayRef<double>);
+  static const auto op = detail::op<Signature>("texvlm::score_cells");
+  return op.call(t.data, cells, t.height, t.width, detail::names(t.reducer), t.levels, cell, samples, channels, weights);
+}
+
+}  // namespace texvlm

@@ -1,0 +1,57 @@
+"""Planes moved by optical flow, and motion that flow does not explain."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample, interpolate
+
+from .salience import luma, rgb_planes
+
+
+def _moved(planes: Tensor, flow: Tensor, occlusion: Tensor | None, otherwise: Tensor) -> Tensor:
+    """Return `[B, C, H, W]` planes moved; `otherwise` where the flow is occluded or not finite."""
+    height, width = planes.shape[2:]
+    if 0 in planes.shape:
+        return planes.clone()
+    h, w = flow.shape[2:]
+    scale = torch.tensor([width / w, height / h], dtype=flow.dtype)[:, None, None]
+    field = interpolate(flow, (height, width), mode="bilinear", align_corners=False) * scale
+    hidden = ~field.isfinite().all(1, keepdim=True)
+    if occlusion is not None:
+        rows, columns = (((2 * torch.arange(n) + 1) * m) // (2 * n) for n, m in ((height, h), (width, w)))
+        hidden = hidden | occlusion[:, None, rows[:, None], columns]
+    field = torch.where(hidden, 0, field)
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    grid = torch.stack([(x + field[:, 0] + 0.5) * 2 / width - 1, (y + field[:, 1] + 0.5) * 2 / height - 1], dim=-1)
+    moved = grid_sample(planes, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return torch.where(hidden, otherwise, moved)
+
+
+def warp(planes: Tensor, flow: Tensor, fill: float = 0.0, occlusion: Tensor | None = None) -> Tensor:
+    """Return planes(p + flow(p)).
+
+    Args:
+        planes: `[B, C, H, W]`.
+        flow: `[B, 2, h, w]` (x, y) in pixels of its own grid, bilinearly enlarged.
+        fill: where occluded, or where the flow is not finite.
+        occlusion: bool `[B, h, w]`, read at the nearest.
+
+    Returns:
+        planes' shape and dtype, borders replicated. Differentiable in planes and flow.
+    """
+    wide = planes if planes.dtype == torch.float64 else planes.float()
+    return _moved(wide, flow.to(wide.dtype), occlusion, torch.full((), fill, dtype=wide.dtype)).to(planes.dtype)
+
+
+def motion(image: Tensor, previous: Tensor, flow: Tensor | None = None, occlusion: Tensor | None = None) -> Tensor:
+    """Return |luma - luma of the previous picture moved by flow|, `[B, H, W]` in the image's dtype (float32 for uint8).
+
+    Args:
+        image, previous: `[B, C, H, W]`, C of 1, 3 or 4.
+        flow, occlusion: as in `warp`; where occluded or not finite, a pixel is compared with the one at its place.
+    """
+    light, before = (luma(rgb_planes(p)) for p in (image, previous))
+    if flow is not None:
+        before = _moved(before[:, None], flow.to(before.dtype), occlusion, before[:, None])[:, 0]
+    return (light - before).abs().to(image.dtype if image.is_floating_point() else torch.float32)

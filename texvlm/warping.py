@@ -1,0 +1,104 @@
+"""Stem `warping`: planes moved by optical flow, and motion that flow does not explain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from texvlm._ext import acc_dtype, fake, ops
+from texvlm.salience import as_previous, as_rgb
+
+if TYPE_CHECKING:
+    from texvlm.texture import ImageLike
+
+
+def warp(planes: Tensor, flow: Tensor, occlusion: Tensor | None = None, fill: float = 0.0) -> Tensor:
+    """Last frame's planes as they lie in the current frame: out(p) = planes(p + flow(p)), bilinear. A backward warp leaves no holes.
+
+    Args:
+        planes: [B, C, H, W] or [B, H, W], any strides; float32, float64, float16 or bfloat16.
+        flow: [B, 2, h, w], (x, y), of any resolution, in pixels of its own grid; read bilinearly at the pixels of the planes. From
+            current to previous, as `optical_flow` gives it. Converted to float32 (float64 beside float64 planes).
+        occlusion: bool [B, h, w] of the flow's resolution: pixels there get `fill`.
+        fill: of occluded pixels, and of those whose flow is not finite.
+
+    Returns:
+        The planes' shape and dtype; arithmetic in float32 (float64). A place outside reads the nearest border pixel. Differentiable in
+        planes and flow: at a pixel boundary the derivative by the flow is that of the side to the right and below, outside it is 0.
+        Second derivatives raise. On CUDA the gradient of the planes is summed in no fixed order.
+
+    Raises:
+        ValueError: a shape or dtype that does not fit.
+
+    Example:
+        >>> import torch, texvlm
+        >>> flow = torch.zeros(1, 2, 1, 4)
+        >>> flow[:, 0] = -1  # everything moved right by one pixel
+        >>> texvlm.warp(torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]), flow)
+        tensor([[[0., 0., 1., 2.]]])
+    """
+    field = flow.to(acc_dtype(planes.dtype))
+    if planes.dim() == 3:
+        return ops.warp(planes[:, None], field, fill, occlusion)[:, 0]
+    return ops.warp(planes, field, fill, occlusion)
+
+
+def motion(image: ImageLike, previous: ImageLike, flow: Tensor | None = None, occlusion: Tensor | None = None) -> Tensor:
+    """The magnitude of the change of luma against the previous picture, compensated by flow where there is one (channel 7).
+
+    Args:
+        image, previous: see `Texture`; of one shape and dtype, values in [0, 1] (uint8 is divided by 255). Values that are not finite
+            count as 0.
+        flow, occlusion: as in `warp`. Where the flow is occluded or not finite, and without flow, a pixel is compared with the one at
+            its own place.
+
+    Returns:
+        [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8). Without flow it equals channel 7 of `build_channels`.
+        Differentiable in both pictures and in the flow; |x| has gradient 0 at 0. Second derivatives raise.
+
+    Example:
+        >>> import torch, texvlm
+        >>> before, now = torch.zeros(1, 4, 4), torch.zeros(1, 4, 4)
+        >>> now[0, 1, 2] = 0.5
+        >>> texvlm.motion(now, before)[0, 1]
+        tensor([0.0000, 0.0000, 0.5000, 0.0000])
+    """
+    picture = as_rgb(image)
+    before = as_previous(previous, picture)
+    assert before is not None
+    return ops.motion(picture, before, None if flow is None else flow.to(picture.device, acc_dtype(picture.dtype)), occlusion)
+
+
+@fake("warp")
+def _(planes: Tensor, flow: Tensor, fill: float = 0.0, occlusion: Tensor | None = None) -> Tensor:
+    return planes.new_empty(planes.shape)
+
+
+@fake("warp_backward")
+def _(
+    grad: Tensor, planes: Tensor, flow: Tensor, mask: list[bool], occlusion: Tensor | None = None
+) -> tuple[Tensor | None, Tensor | None]:
+    return planes.new_empty(planes.shape) if mask[0] else None, flow.new_empty(flow.shape) if mask[1] else None
+
+
+@fake("motion")
+def _(image: Tensor, previous: Tensor, flow: Tensor | None = None, occlusion: Tensor | None = None) -> Tensor:
+    batch, _, height, width = image.shape
+    return image.new_empty((batch, height, width), dtype=torch.float32 if image.dtype == torch.uint8 else image.dtype)
+
+
+@fake("motion_backward")
+def _(
+    grad: Tensor,
+    image: Tensor,
+    previous: Tensor,
+    mask: list[bool],
+    flow: Tensor | None = None,
+    occlusion: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def like(value: Tensor | None, wanted: bool) -> Tensor | None:
+        return value.new_empty(value.shape, dtype=acc_dtype(value.dtype)) if wanted and value is not None else None
+
+    return like(image, mask[0]), like(previous, mask[1]), like(flow, mask[2])
