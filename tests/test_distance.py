@@ -125,7 +125,7 @@ def test_jump_flooding_keeps_its_error_budget(kind: str) -> None:
         wrong += int((near != exact).sum())
         worst = max(worst, (near.double().sqrt() - exact.double().sqrt()).max().item())
         pixels += mask.numel()
-    assert wrong <= pixels / 5000 and worst <= 1
+    assert wrong <= pixels / 5000 and worst <= 4
 
 
 def test_bad_masks() -> None:
