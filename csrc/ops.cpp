@@ -67,8 +67,9 @@ TORCH_LIBRARY(texvlm, m) {
       "SymInt height, SymInt width, int levels, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
       compliant);
 
-  // distance: mask bool [B, H, W] -> squared distance to the nearest True, int64, and its row-major index (empty: H^2 + W^2, -1)
-  m.def("distance_transform(Tensor mask) -> (Tensor, Tensor)", compliant);
+  // distance: mask bool [B, H, W] -> squared distance to the nearest True, int64, and its row-major index (empty: H^2 + W^2, -1);
+  // method exact, or jfa (jump flooding, approximate)
+  m.def("distance_transform(Tensor mask, str method=\"exact\") -> (Tensor, Tensor)", compliant);
 
   // salience: image [B, 3, H, W] in [0, 1], previous alike -> [B, H, W] in [0, 1]
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);

@@ -137,7 +137,7 @@ def test_threads_do_not_matter() -> None:
         found = []
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            labels, count = texvlm.superpixels(image)
+            labels, _ = texvlm.superpixels(image)
             found.append((labels, texvlm.superpixel_channels(labels, 50), texvlm.boundaries(image, labels=labels)))
     finally:
         torch.set_num_threads(before)

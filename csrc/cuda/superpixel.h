@@ -1,6 +1,7 @@
 // The kernels of superpixels that deserve their own: what host code knows of them.
 #pragma once
 
+#include "../math/regions.h"
 #include "../math/superpixel.h"
 #include "launch.h"
 

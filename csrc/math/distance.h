@@ -84,9 +84,9 @@ struct DiagonalSink {
   }
 };
 
-// Squared distances and indices are held in T: int32_t while H^2 + 2 W^2 and H W stay below 2^31, int64_t beyond. The search along
-// a row is in keys of 32 bits: squared distance, then rows, then columns from the pixel, so that the least key is the nearest
-// feature and of equally near ones the lowest. All that it finds is less than kReach rows and columns away.
+// Squared distances and indices are held in T: int32_t while H^2 + 2 W^2 and H W stay below 2^31, int64_t beyond. The search
+// along a row is in keys of 32 bits: squared distance, then rows, then columns from the pixel, so that the least key is the
+// nearest feature and of equally near ones the lowest. All that it finds is less than kReach rows and columns away.
 template <class Sink>
 struct NearestInRow {
   template <class T, int C>
@@ -119,7 +119,9 @@ struct NearestInRow {
       sink(b, y, x, best, index, index >= 0);
     }
 
-    int64_t scratch_bytes() const { return (2 * width + 2 * kReach + kLanes) * 4 + 4 * width * static_cast<int64_t>(sizeof(T)) + 64; }
+    int64_t scratch_bytes() const {
+      return (2 * width + 2 * kReach + kLanes) * 4 + 4 * width * static_cast<int64_t>(sizeof(T)) + 64;
+    }
 
     // A whole row: x0 = 0, x1 = width.
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t, int64_t, void* scratch) const {
@@ -220,6 +222,61 @@ struct NearestInRow {
       }
     }
   };
+};
+
+// Jump flooding with two more rounds (JFA+2). G. Rong and T.-S. Tan, "Jump flooding in GPU with applications to Voronoi diagram
+// and distance transform" (2006). A pixel knows of one feature at most, by its index, and takes the best of those that the nine
+// pixels around it, `step` apart, know of.
+template <class Mask>
+struct FloodStart {
+  template <class T, int C>
+  struct For {
+    Mask mask;
+    T* nearest;  // [B, H, W], -1: none
+    int64_t height, width;
+    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+      nearest[(b * height + y) * width + x] = mask(b, y, x) ? static_cast<T>(y * width + x) : T(-1);
+    }
+  };
+};
+
+TEXVLM_HD int64_t squared_distance(int64_t y, int64_t x, int64_t index, int64_t width) {
+  const int64_t dy = index / width - y, dx = index % width - x;
+  return dy * dy + dx * dx;
+}
+
+template <class T, int C>
+struct FloodStep {
+  const T* from;
+  T* to;
+  int64_t height, width, step;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const T* p = from + b * height * width;
+    int64_t best = -1, least = 0;
+    for (int64_t v = y - step; v <= y + step; v += step)
+      for (int64_t u = x - step; u <= x + step; u += step) {
+        if (v < 0 || v >= height || u < 0 || u >= width) continue;
+        const int64_t i = p[v * width + u];
+        if (i < 0 || i == best) continue;
+        const int64_t d = squared_distance(y, x, i, width);
+        if (best < 0 || d < least || (d == least && i < best)) {
+          least = d;
+          best = i;
+        }
+      }
+    to[(b * height + y) * width + x] = static_cast<T>(best);
+  }
+};
+
+template <class T, int C>
+struct FloodEnd {
+  const T* nearest;
+  SquaredSink sink;
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const int64_t i = nearest[(b * sink.height + y) * sink.width + x];
+    sink(b, y, x, i < 0 ? 0 : squared_distance(y, x, i, sink.width), i, i >= 0);
+  }
 };
 
 }  // namespace texvlm
