@@ -72,8 +72,9 @@ def axes_table(bench: Bench, fitted: Tensor, features: Tensor, queries: Tensor, 
     seen = Moments().update(fitted)
     ways = {f"{k} axes, mean left in": texvlm.PCA.from_moments(seen, None, k, centre=False) for k in (4, 8, 12, 16, 32)}
     centred = texvlm.PCA.from_moments(seen)
-    ways["16 axes, centred; nothing taken from the text"] = centred
-    ways["16 axes, centred; the features' mean from it"] = texvlm.PCA(**{**vars(centred), "text_mean": centred.mean})
+    nothing = torch.zeros_like(centred.mean)
+    ways["16 axes, centred; nothing taken from the text"] = texvlm.PCA(**{**vars(centred), "text_mean": nothing})
+    ways["16 axes, centred; the features' mean from it"] = centred
     ways["16 axes, centred; the texts' own mean from it"] = texvlm.PCA(**{**vars(centred), "text_mean": texts.mean})
     ways["16 axes of pictures and texts, centred"] = texvlm.PCA.from_moments(seen, texts)
     for name, pca in ways.items():
