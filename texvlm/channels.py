@@ -194,7 +194,7 @@ def build_channels(
     formulas |= {7: "absent: no previous picture" if before is None else pair}
     meta: dict[str, Any] = {row.name: (formulas | sources.notes).get(row.index, "absent: not given") for row in rows}
     if vector is not None:
-        meta["query_vector"] = vector
+        meta["query_vector"] = tuple(vector.tolist())  # a pytree's context is compared
     return Texture.from_data(data, height, width, levels, [row.reducer for row in rows], [row.name for row in rows], meta)
 
 

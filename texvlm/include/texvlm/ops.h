@@ -139,8 +139,8 @@ inline Tensor sample_grad_hardware(const Texture& t, const Tensor& uv, const Ten
   return op.call(t.data, uv, ddx, ddy, t.height, t.width, detail::names(t.reducer), t.levels, max_anisotropy, address);
 }
 
-// center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart. Differentiable in
-// data, center, lod and axes.
+// center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart. Differentiable
+// in data, center, lod and axes.
 inline Tensor extract_patches(const Texture& t, const Tensor& center, const Tensor& lod, int64_t size = 16,
                               std::string_view address = "clamp", const std::optional<Tensor>& axes = std::nullopt) {
   using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t,
@@ -161,13 +161,14 @@ inline std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Ten
   return op.call(fixation, offsets, m0, e0, height, width, levels);
 }
 
-// ---- distance, salience, channels ----
+// ---- distance, salience, flow, warping, history, superpixel, text, channels ----
 
 // mask bool [B, H, W] -> squared distance to the nearest true pixel, int64, and its row-major index (none: H^2 + W^2, -1).
-inline std::tuple<Tensor, Tensor> distance_transform(const Tensor& mask) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&);
+// method exact, or jfa (jump flooding, approximate).
+inline std::tuple<Tensor, Tensor> distance_transform(const Tensor& mask, std::string_view method = "exact") {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, c10::string_view);
   static const auto op = detail::op<Signature>("texvlm::distance_transform");
-  return op.call(mask);
+  return op.call(mask, method);
 }
 
 // image, previous [B, 3, H, W] in [0, 1] -> [B, H, W] in [0, 1]. Differentiable in both.
@@ -175,6 +176,74 @@ inline Tensor saliency(const Tensor& image, const std::optional<Tensor>& previou
   using Signature = Tensor(const Tensor&, const std::optional<Tensor>&);
   static const auto op = detail::op<Signature>("texvlm::saliency");
   return op.call(image, previous);
+}
+
+// previous, current [B, 3, H, W] -> flow from current to previous [B, 2, H, W] in pixels, occlusion bool [B, H, W]. No gradient.
+inline std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current,
+                                               std::optional<int64_t> finest = std::nullopt) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::optional<int64_t>);
+  static const auto op = detail::op<Signature>("texvlm::optical_flow");
+  return op.call(previous, current, finest);
+}
+
+// planes [B, C, H, W] as they lie now: out(p) = planes(p + flow(p)); flow [B, 2, h, w]. Differentiable in planes and flow.
+inline Tensor warp(const Tensor& planes, const Tensor& flow, double fill = 0,
+                   const std::optional<Tensor>& occlusion = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const Tensor&, double, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::warp");
+  return op.call(planes, flow, fill, occlusion);
+}
+
+// |luma - luma of previous, moved by flow| [B, H, W] of pictures [B, 3, H, W]. Differentiable in the pictures and in flow.
+inline Tensor motion(const Tensor& image, const Tensor& previous, const std::optional<Tensor>& flow = std::nullopt,
+                     const std::optional<Tensor>& occlusion = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::motion");
+  return op.call(image, previous, flow, occlusion);
+}
+
+// min(1, keep base + sum of Gaussians): points [B, P, 2] uv, weights [B, P], sigma of the longer side, base [B, H, W] -> [B, H,
+// W]. Differentiable in points, weights and base.
+inline Tensor gaussian_splat(const Tensor& points, const Tensor& weights, double sigma, int64_t height, int64_t width,
+                             double keep = 1, const std::optional<Tensor>& base = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const Tensor&, double, c10::SymInt, c10::SymInt, double, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::gaussian_splat");
+  return op.call(points, weights, sigma, height, width, keep, base);
+}
+
+// planes [B, h, w], read bilinearly at the pixels of height x width. Differentiable.
+inline Tensor enlarge(const Tensor& planes, int64_t height, int64_t width) {
+  using Signature = Tensor(const Tensor&, c10::SymInt, c10::SymInt);
+  static const auto op = detail::op<Signature>("texvlm::enlarge");
+  return op.call(planes, height, width);
+}
+
+// image [B, 3, H, W] -> labels int64 [B, H, W] in 0 .. count - 1, each one connected piece, and count int64 [B].
+inline std::tuple<Tensor, Tensor> superpixels(const Tensor& image, int64_t n = 50) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::superpixels");
+  return op.call(image, n);
+}
+
+// labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture.
+inline Tensor superpixel_channels(const Tensor& labels, int64_t n) {
+  using Signature = Tensor(const Tensor&, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::superpixel_channels");
+  return op.call(labels, n);
+}
+
+// image [B, 3, H, W], labels int64 [B, H, W] -> float32 [B, H, W]: 1 where labels change and there is an edge.
+inline Tensor boundaries(const Tensor& image, const Tensor& labels) {
+  using Signature = Tensor(const Tensor&, const Tensor&);
+  static const auto op = detail::op<Signature>("texvlm::boundaries");
+  return op.call(image, labels);
+}
+
+// image [B, 3, H, W], the network's weights (texvlm/text_weights.f16 as float32) -> [B, H, W] in [0, 1].
+inline Tensor text_regions(const Tensor& image, const Tensor& weights) {
+  using Signature = Tensor(const Tensor&, const Tensor&);
+  static const auto op = detail::op<Signature>("texvlm::text_regions");
+  return op.call(image, weights);
 }
 
 // Channels of CHANNELS (by index) of a picture [B, 3, H, W], each with its own reducer; planes [B, n, h, w] that are given
@@ -197,6 +266,13 @@ inline std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
   using Signature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
   static const auto op = detail::op<Signature>("texvlm::select_topk");
   return op.call(scores, k);
+}
+
+// mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond, and int64 counts [B].
+inline std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&);
+  static const auto op = detail::op<Signature>("texvlm::compact");
+  return op.call(mask);
 }
 
 // Scores [B, n] of cells int64 [B, n] of `cell` pixels, from samples x samples places each; channels: where red, green, blue,
