@@ -109,7 +109,7 @@ def main() -> int:
     ratios: dict[str, list[float]] = {}
     for height, width in ((321, 481), (1024, 1024)):
         picture = segments.scene("textured", 0, height, width)[0].permute(1, 2, 0).contiguous().numpy()
-        calls = {name: (lambda m=method: m(picture)) for name, method in methods.items() if not name.endswith("SLICO")}
+        calls = {name: (lambda m=method, p=picture: m(p)) for name, method in methods.items() if not name.endswith("SLICO")}
         times = bench.compare(f"{height} x {width}", calls, seconds=4)
         for name in calls:
             if name != US:

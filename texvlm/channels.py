@@ -378,7 +378,10 @@ class _Sources:
         """18-33, and the query on the same axes."""
         if embedding is not None and not isinstance(embedding, Embedding):
             embedding = Embedding(embedding)
-        if query is not None and embedding is None and not (isinstance(query, Tensor) and query.shape == (AXES,)):
+        vector = query if isinstance(query, Tensor) and query.shape == (AXES,) else None
+        if query is not None and embedding is not None:
+            vector = embedding.query(query)
+        if query is not None and vector is None:
             raise ValueError(
                 "query needs embedding= (an Embedding or a provider), or to be a vector [16] on the axes of given['embedding']"
             )
@@ -389,12 +392,10 @@ class _Sources:
                 planes, note = embedding.planes(self.picture), embedding.name
             else:
                 self.notes |= dict.fromkeys(_EMBEDDING, "absent: no embedding given")
-                return query if isinstance(query, Tensor) else None
+                return vector
             size = [min(a, b) for a, b in zip(planes.shape[2:], self.picture.shape[2:], strict=True)]
             self._add(_EMBEDDING, planes if list(planes.shape[2:]) == size else F.interpolate(planes, size, mode="area"), note)
-        if query is None:
-            return None
-        return embedding.query(query) if embedding is not None else query
+        return vector
 
 
 def _plane(image: ImageLike, channel: str) -> Tensor:

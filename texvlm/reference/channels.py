@@ -139,7 +139,8 @@ def build_channels(
         dtype: of the result; the image's by default, float32 for uint8.
         previous: the picture before it, of the same shape, for motion and saliency.
         fixation: `[B, 2]` in uv, for the eccentricity.
-        given: planes `[B, n, h, w]`, h <= H and w <= W, of the channels `given_channels` in turn.
+        given: planes `[B, n, h, w]`, h <= H and w <= W, which replace the formulas.
+        given_channels: the channels that the planes of `given` are, in turn.
 
     Returns:
         `[B, T, len(channels)]`. Planes are computed in float32 (float64 for double) and rounded once.
