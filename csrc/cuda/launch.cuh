@@ -69,7 +69,7 @@ struct Same {
   using type = T;
 };
 #define TEXVLM_SHARED(name, ...) __shared__ typename ::texvlm::cuda::Same<__VA_ARGS__>::type name
-#define TEXVLM_DYNAMIC_SHARED(name, ...)                     \
+#define TEXVLM_DYNAMIC_SHARED(name, ...)                        \
   extern __shared__ __align__(16) unsigned char name##_bytes[]; \
   __VA_ARGS__* const name = reinterpret_cast<__VA_ARGS__*>(name##_bytes)
 #endif
