@@ -38,7 +38,7 @@ LEFT_OUT_EMULATED = (
     "bad_input",
     "source",
     "torch.py",
-    "cache",  # of CPU memory
+    "cache_of_output_memory",
 )
 
 pytestmark = pytest.mark.sanitizers

@@ -24,21 +24,21 @@ T atomically(T* target, const F& change) {
 
 }  // namespace texvlm::shim
 
-#define TEXVLM_SHIM_ATOMIC(name, expression)                                                     \
-  template <class T>                                                                             \
-  T name(T* target, typename texvlm::shim::Given<T>::type value) {                               \
-    return texvlm::shim::atomically(target, [&](T old) { return static_cast<T>(expression); });  \
-  }                                                                                              \
-  template <class T>                                                                             \
-  T name##_block(T* target, typename texvlm::shim::Given<T>::type value) {                       \
-    return name(target, value);                                                                  \
+#define TEXVLM_SHIM_ATOMIC(name, expression)                                                    \
+  template <class T>                                                                            \
+  T name(T* target, typename texvlm::shim::Given<T>::type value) {                              \
+    return texvlm::shim::atomically(target, [&](T old) { return static_cast<T>(expression); }); \
+  }                                                                                             \
+  template <class T>                                                                            \
+  T name##_block(T* target, typename texvlm::shim::Given<T>::type value) {                      \
+    return name(target, value);                                                                 \
   }
 TEXVLM_SHIM_ATOMIC(atomicAdd, old + value)
 TEXVLM_SHIM_ATOMIC(atomicSub, old - value)
 TEXVLM_SHIM_ATOMIC(atomicExch, ((void)old, value))
 TEXVLM_SHIM_ATOMIC(atomicMin, value < old ? value : old)
 TEXVLM_SHIM_ATOMIC(atomicMax, old < value ? value : old)
-TEXVLM_SHIM_ATOMIC(atomicAnd, old & value)
+TEXVLM_SHIM_ATOMIC(atomicAnd, old& value)
 TEXVLM_SHIM_ATOMIC(atomicOr, old | value)
 TEXVLM_SHIM_ATOMIC(atomicXor, old ^ value)
 TEXVLM_SHIM_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
@@ -51,9 +51,7 @@ T atomicCAS(T* target, typename texvlm::shim::Given<T>::type compare, typename t
 }
 
 // sm_90: each component by itself.
-inline float2 atomicAdd(float2* target, float2 value) {
-  return {atomicAdd(&target->x, value.x), atomicAdd(&target->y, value.y)};
-}
+inline float2 atomicAdd(float2* target, float2 value) { return {atomicAdd(&target->x, value.x), atomicAdd(&target->y, value.y)}; }
 inline float4 atomicAdd(float4* target, float4 value) {
   return {atomicAdd(&target->x, value.x), atomicAdd(&target->y, value.y), atomicAdd(&target->z, value.z),
           atomicAdd(&target->w, value.w)};

@@ -1,5 +1,5 @@
-// What nvcc includes by itself at the beginning of a .cu: the language. Here it makes g++ a compiler for CUDA sources, in its pass
-// for the device. (Sources that ask for __CUDA_ARCH__ get sm_90; -D__CUDA_ARCH__=750 shows them another.)
+// What nvcc includes by itself at the beginning of a .cu: the language. Here it makes g++ a compiler for CUDA sources, in its
+// pass for the device. (Sources that ask for __CUDA_ARCH__ get sm_90; -D__CUDA_ARCH__=750 shows them another.)
 #pragma once
 
 #include <algorithm>
@@ -29,11 +29,11 @@
 #include "intrinsics.h"
 #include "warps.h"
 
-// Shared memory comes from the heap, exactly as large as declared, for each block: so AddressSanitizer guards its ends, and blocks
-// that run at the same time each have their own.
-#define TEXVLM_SHARED(name, ...)                                                             \
-  static const char name##_key = 0;                                                          \
-  auto& name = *static_cast<typename ::texvlm::shim::Same<__VA_ARGS__>::type*>(              \
+// Shared memory comes from the heap, exactly as large as declared, for each block: so AddressSanitizer guards its ends, and
+// blocks that run at the same time each have their own.
+#define TEXVLM_SHARED(name, ...)                                                \
+  static const char name##_key = 0;                                             \
+  auto& name = *static_cast<typename ::texvlm::shim::Same<__VA_ARGS__>::type*>( \
       ::texvlm::shim::shared(&name##_key, sizeof(typename ::texvlm::shim::Same<__VA_ARGS__>::type)))
 #define TEXVLM_DYNAMIC_SHARED(name, ...) __VA_ARGS__* const name = static_cast<__VA_ARGS__*>(::texvlm::shim::dynamic_shared())
 

@@ -1,5 +1,5 @@
-// The part of the CUDA runtime API that texvlm uses, for machines without a CUDA toolkit: host and device memory are the same, and
-// every call has finished when it returns.
+// The part of the CUDA runtime API that texvlm uses, for machines without a CUDA toolkit: host and device memory are the same,
+// and every call has finished when it returns.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,8 @@ cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorString(cudaError_t error);
 const char* cudaGetErrorName(cudaError_t error);
 
-// --- devices and streams: there is one of each ----------------------------------------------------------------------------------
+// --- devices and streams: there is one of each
+// ----------------------------------------------------------------------------------
 
 using cudaStream_t = struct texvlm_shim_stream*;
 using cudaEvent_t = struct texvlm_shim_event*;
@@ -93,7 +94,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F, int, s
   return cudaSuccess;
 }
 
-// --- memory -------------------------------------------------------------------------------------------------------------------------
+// --- memory
+// -------------------------------------------------------------------------------------------------------------------------
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,

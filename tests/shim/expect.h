@@ -5,8 +5,8 @@
 
 inline int failures = 0;
 
-#define EXPECT(condition)                                                                                        \
-  do {                                                                                                           \
+#define EXPECT(condition)                                                                                              \
+  do {                                                                                                                 \
     if (!(condition) && ++failures <= 10) std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
   } while (false)
 

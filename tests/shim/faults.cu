@@ -1,4 +1,5 @@
-// Kernels with one fault each, and the same kernels without: `faults NAME` runs one. What must report it is in tests/test_shim.py.
+// Kernels with one fault each, and the same kernels without: `faults NAME` runs one. What must report it is in
+// tests/test_shim.py.
 #include "../../csrc/cuda/launch.cuh"
 
 #include <cstdio>
@@ -106,6 +107,8 @@ __global__ void after_the_end(int* out) {
 // Lane 0 waits for the others, which wait for it elsewhere.
 template <bool Sound>
 __global__ void stuck(int* out) {
+  out[threadIdx.x] = 1;
+  if (threadIdx.x >= 32) return;
   if (!Sound && threadIdx.x == 0) {
     __syncthreads();
     __syncwarp();
@@ -113,7 +116,6 @@ __global__ void stuck(int* out) {
     __syncwarp();
     __syncthreads();
   }
-  out[threadIdx.x] = 1;
 }
 
 template <int Beyond>
@@ -127,7 +129,8 @@ struct Surface {
 
   Surface() {
     const cudaChannelFormatDesc format = cudaCreateChannelDesc<float>();
-    cudaMalloc3DArray(&resource.res.array.array, &format, make_cudaExtent(kBlock, 1, 1), cudaArrayLayered | cudaArraySurfaceLoadStore);
+    cudaMalloc3DArray(&resource.res.array.array, &format, make_cudaExtent(kBlock, 1, 1),
+                      cudaArrayLayered | cudaArraySurfaceLoadStore);
     cudaCreateSurfaceObject(&object, &resource);
   }
   ~Surface() { cudaFreeArray(resource.res.array.array); }

@@ -6,8 +6,8 @@
 namespace texvlm::shim {
 
 struct Fiber {
-  void* context = nullptr;   // where it goes on: its stack pointer, or a ucontext_t
-  char* stack = nullptr;     // lowest byte; a page without access lies below it, so that an overflow is a crash at once
+  void* context = nullptr;  // where it goes on: its stack pointer, or a ucontext_t
+  char* stack = nullptr;    // lowest byte; a page without access lies below it, so that an overflow is a crash at once
   size_t size = 0;
   void* fake_stack = nullptr;  // AddressSanitizer's, while the fiber does not run
 };

@@ -29,14 +29,14 @@ struct Thread {
   unsigned rank, lane;
   Block* block;
   Warp* warp;
-  Fiber* fiber;        // while it has begun and not ended
+  Fiber* fiber;  // while it has begun and not ended
   bool ended;
-  const char* waits;   // for what: the kind of a barrier or of a warp operation, or null
+  const char* waits;  // for what: the kind of a barrier or of a warp operation, or null
   Where where;
-  int votes;           // what a barrier returned
-  unsigned gathered;   // what converged() returned
+  int votes;          // what a barrier returned
+  unsigned gathered;  // what converged() returned
   uint64_t inbox[kLanes];
-  void* identity;      // for the race checker
+  void* identity;  // for the race checker
 };
 
 // An operation that lanes of one warp do together. It is known by its mask.
@@ -92,7 +92,7 @@ struct Scheduler {
   int warp_ids;
 };
 Scheduler& s = *new Scheduler;  // never destroyed: fibers outlive static destructors
-std::mutex one_launch;  // at a time
+std::mutex one_launch;          // at a time
 
 bool is_fixed() { return s.how.schedule() == Schedule::fixed; }
 
@@ -113,7 +113,8 @@ void free_memory(void* p) {
 void* new_name() {
   if (!kRaces) return nullptr;
   if (s.names.empty()) {
-    if (++s.names_made > 8000) fail({s.launch->site->source, 0}, "more than 8000 threads in one launch: too many for the race checker");
+    if (++s.names_made > 8000)
+      fail({s.launch->site->source, 0}, "more than 8000 threads in one launch: too many for the race checker");
     return new_identity();
   }
   void* const name = s.names.back();
@@ -124,7 +125,8 @@ void* new_name() {
   return name;
 }
 
-// --- blocks -----------------------------------------------------------------------------------------------------------------------
+// --- blocks
+// -----------------------------------------------------------------------------------------------------------------------
 
 void admit() {
   if (s.vacant.empty()) {
@@ -179,7 +181,8 @@ void retire(Block& b) {
   s.vacant.push_back(&b);
 }
 
-// --- who runs next ------------------------------------------------------------------------------------------------------------------
+// --- who runs next
+// ------------------------------------------------------------------------------------------------------------------
 
 void is_ready(Thread& t) {
   t.waits = nullptr;
@@ -241,7 +244,8 @@ void print_where_all_wait() {
   for (const auto& b : s.blocks) {
     for (const Thread& t : b->threads) {
       if (t.ended || t.waits == nullptr) continue;
-      const bool same = t.rank > 0 && b->threads[t.rank - 1].waits == t.waits && b->threads[t.rank - 1].where.line == t.where.line;
+      const bool same =
+          t.rank > 0 && b->threads[t.rank - 1].waits == t.waits && b->threads[t.rank - 1].where.line == t.where.line;
       if (!same)
         std::fprintf(stderr, "  block (%u, %u, %u), from thread %u on: waits at %s, %s:%d\n", b->index.x, b->index.y, b->index.z,
                      t.rank, t.waits, t.where.file, t.where.line);
@@ -263,7 +267,8 @@ Thread* pick() {
   }
 }
 
-// --- switching --------------------------------------------------------------------------------------------------------------------
+// --- switching
+// --------------------------------------------------------------------------------------------------------------------
 
 void enter(Thread& t) {
   s.current = &t;
@@ -379,7 +384,8 @@ void meet(Warp& w, Meeting& m) {
   }
 }
 
-// The thread that calls the scheduler, which acts under the name of the host: its own memory is no business of the race checker's.
+// The thread that calls the scheduler, which acts under the name of the host: its own memory is no business of the race
+// checker's.
 Thread& calling() {
   assume_identity(s.host_identity);
   return *s.current;
@@ -430,7 +436,8 @@ void run(const Launch& launch) {
   if (!launch.site->launched) note("launched", *launch.site);
   launch.site->launched = true;
   const dim3 g = launch.grid, d = launch.block;
-  if (d.x * d.y * d.z == 0 || d.x * d.y * d.z > 1024 || d.z > 64) fail({launch.site->source, 0}, "a block of %u x %u x %u threads", d.x, d.y, d.z);
+  if (d.x * d.y * d.z == 0 || d.x * d.y * d.z > 1024 || d.z > 64)
+    fail({launch.site->source, 0}, "a block of %u x %u x %u threads", d.x, d.y, d.z);
   if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
     fail({launch.site->source, 0}, "a grid of %u x %u x %u blocks", g.x, g.y, g.z);
   blockDim = d;

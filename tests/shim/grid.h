@@ -54,7 +54,7 @@ const uint64_t* exchange(const char* kind, unsigned mask, uint64_t value, Where 
 // The lanes of this warp that are at the same place when no lane can go on.
 unsigned converged(Where where);
 
-void yield();           // lets another thread run
+void yield();            // lets another thread run
 void yield_sometimes();  // the same, at random, unless the schedule is fixed
 void fence(bool block);  // what this thread wrote before is seen by those that fence later
 

@@ -59,8 +59,8 @@ inline int __float2int_rd(float v) { return static_cast<int>(std::floor(v)); }
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 inline double rsqrt(double v) { return 1.0 / std::sqrt(v); }
 
-#define TEXVLM_SHIM_MIN_MAX(T)                        \
-  inline T min(T a, T b) { return b < a ? b : a; }    \
+#define TEXVLM_SHIM_MIN_MAX(T)                     \
+  inline T min(T a, T b) { return b < a ? b : a; } \
   inline T max(T a, T b) { return a < b ? b : a; }
 TEXVLM_SHIM_MIN_MAX(int)
 TEXVLM_SHIM_MIN_MAX(unsigned)
@@ -74,14 +74,14 @@ inline float max(float a, float b) { return std::fmax(a, b); }
 inline double min(double a, double b) { return std::fmin(a, b); }
 inline double max(double a, double b) { return std::fmax(a, b); }
 
-#define TEXVLM_SHIM_CACHED(hint)                   \
-  template <class T>                               \
-  T __ld##hint(const T* p) {                       \
-    return *p;                                     \
-  }                                                \
-  template <class T>                               \
-  void __st##hint(T* p, T value) {                 \
-    *p = value;                                    \
+#define TEXVLM_SHIM_CACHED(hint)   \
+  template <class T>               \
+  T __ld##hint(const T* p) {       \
+    return *p;                     \
+  }                                \
+  template <class T>               \
+  void __st##hint(T* p, T value) { \
+    *p = value;                    \
   }
 TEXVLM_SHIM_CACHED(g)
 TEXVLM_SHIM_CACHED(ca)

@@ -1,5 +1,5 @@
-// Tells ThreadSanitizer which CUDA thread runs, and what orders them. A switch orders nothing; barriers, __syncwarp, fences and the
-// ends of launches do. The scheduler itself is compiled without instrumentation, so that it orders nothing by accident.
+// Tells ThreadSanitizer which CUDA thread runs, and what orders them. A switch orders nothing; barriers, __syncwarp, fences and
+// the ends of launches do. The scheduler itself is compiled without instrumentation, so that it orders nothing by accident.
 #pragma once
 
 #if defined(TEXVLM_SHIM_RACES)

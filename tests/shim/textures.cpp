@@ -127,8 +127,8 @@ float4 fetch(Where where, cudaTextureObject_t texture, float u, float v, int lay
   const Texture& t = texture_of(where, texture, layer);
   const double last = static_cast<double>(t.levels.size() - 1);
   const double biased = static_cast<double>(level) + static_cast<double>(t.sampler.mipmapLevelBias);
-  const double lod = std::clamp<double>(
-      std::clamp<double>(biased, t.sampler.minMipmapLevelClamp, t.sampler.maxMipmapLevelClamp), 0, last);
+  const double lod =
+      std::clamp<double>(std::clamp<double>(biased, t.sampler.minMipmapLevelClamp, t.sampler.maxMipmapLevelClamp), 0, last);
   const auto z = static_cast<size_t>(layer);
   if (t.sampler.mipmapFilterMode == cudaFilterModePoint) return in_level(t, static_cast<size_t>(std::floor(lod + 0.5)), u, v, z);
   const double fixed = fixed_point(lod);
@@ -153,7 +153,8 @@ float4 fetch(Where where, cudaTextureObject_t texture, float u, float v, int lay
   float4 all{0, 0, 0, 0};
   for (int i = 0; i < taps; ++i) {
     const double along = ((i + 0.5) / taps - 0.5) * major;
-    const auto at_u = static_cast<float>(u + along * std::cos(angle) / w), at_v = static_cast<float>(v + along * std::sin(angle) / h);
+    const auto at_u = static_cast<float>(u + along * std::cos(angle) / w),
+               at_v = static_cast<float>(v + along * std::sin(angle) / h);
     all = sum(all, 1, fetch(where, texture, at_u, at_v, layer, static_cast<float>(lod)), 1.0f / static_cast<float>(taps));
   }
   return all;
@@ -165,8 +166,8 @@ void* surface_texel(Where where, cudaSurfaceObject_t surface, int x, int y, int 
   const bool inside = x >= 0 && static_cast<size_t>(x) + static_cast<size_t>(size) <= a->row_bytes() && y >= 0 &&
                       static_cast<size_t>(y) < a->extent.height && layer >= 0 && static_cast<size_t>(layer) < a->extent.depth;
   if (!inside)
-    fail(where, "surface out of bounds: byte %d of row %d of layer %d, in an array of %zu bytes x %zu rows x %zu layers",
-         x, y, layer, a->row_bytes(), a->extent.height, a->extent.depth);
+    fail(where, "surface out of bounds: byte %d of row %d of layer %d, in an array of %zu bytes x %zu rows x %zu layers", x, y,
+         layer, a->row_bytes(), a->extent.height, a->extent.depth);
   if (x % size != 0 || size != a->texel_bytes())
     fail(where, "a surface access of %d bytes at byte %d, in an array of texels of %d bytes", size, x, a->texel_bytes());
   return a->row(static_cast<size_t>(y), static_cast<size_t>(layer)) + x;
@@ -225,7 +226,8 @@ cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t) {
   };
   for (size_t z = 0; z < copy->extent.depth; ++z)
     for (size_t y = 0; y < copy->extent.height; ++y)
-      std::memcpy(row(copy->dstArray, copy->dstPos, copy->dstPtr, y, z), row(copy->srcArray, copy->srcPos, copy->srcPtr, y, z), bytes);
+      std::memcpy(row(copy->dstArray, copy->dstPos, copy->dstPtr, y, z), row(copy->srcArray, copy->srcPos, copy->srcPtr, y, z),
+                  bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DToArrayAsync(cudaArray_t to, size_t x, size_t y, const void* from, size_t pitch, size_t width,
@@ -239,8 +241,8 @@ cudaError_t cudaMemcpy2DFromArrayAsync(void* to, size_t pitch, cudaArray_const_t
   return cudaSuccess;
 }
 
-cudaError_t cudaCreateTextureObject(cudaTextureObject_t* texture, const cudaResourceDesc* resource, const cudaTextureDesc* sampler,
-                                    const cudaResourceViewDesc* view) {
+cudaError_t cudaCreateTextureObject(cudaTextureObject_t* texture, const cudaResourceDesc* resource,
+                                    const cudaTextureDesc* sampler, const cudaResourceViewDesc* view) {
   auto t = std::make_unique<Texture>();
   if (resource->resType == cudaResourceTypeMipmappedArray) {
     for (const auto& level : resource->res.mipmap.mipmap->levels) t->levels.push_back(level.get());

@@ -1,9 +1,10 @@
 // Arrays, texture objects and surface objects: what csrc/cuda uses of them, as the CUDA programming guide describes it ("Texture
 // Fetching"; "Surface Functions"). Textures are two-dimensional and layered, of 1, 2 or 4 channels of float or half.
 //
-// Fractions between texels and between levels are rounded to 8 bits (9-bit fixed point, so that 1.0 is exact); rounding to nearest,
-// and as many bits for levels, are assumed: neither is documented. So are the taps of anisotropic filtering: equal weights along the
-// major axis of the footprint. Where hardware would quietly clamp or trap (layers, texels outside), this aborts and says where.
+// Fractions between texels and between levels are rounded to 8 bits (9-bit fixed point, so that 1.0 is exact); rounding to
+// nearest, and as many bits for levels, are assumed: neither is documented. So are the taps of anisotropic filtering: equal
+// weights along the major axis of the footprint. Where hardware would quietly clamp or trap (layers, texels outside), this aborts
+// and says where.
 #pragma once
 
 #include <cstddef>
@@ -102,13 +103,14 @@ struct cudaTextureDesc {
   int seamlessCubemap;
 };
 struct cudaResourceViewDesc;
-cudaError_t cudaCreateTextureObject(cudaTextureObject_t* texture, const cudaResourceDesc* resource, const cudaTextureDesc* sampler,
-                                    const cudaResourceViewDesc* view);
+cudaError_t cudaCreateTextureObject(cudaTextureObject_t* texture, const cudaResourceDesc* resource,
+                                    const cudaTextureDesc* sampler, const cudaResourceViewDesc* view);
 cudaError_t cudaDestroyTextureObject(cudaTextureObject_t texture);
 cudaError_t cudaCreateSurfaceObject(cudaSurfaceObject_t* surface, const cudaResourceDesc* resource);
 cudaError_t cudaDestroySurfaceObject(cudaSurfaceObject_t surface);
 
-// --- in kernels -----------------------------------------------------------------------------------------------------------------
+// --- in kernels
+// -----------------------------------------------------------------------------------------------------------------
 
 namespace texvlm::shim {
 

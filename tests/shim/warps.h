@@ -114,16 +114,16 @@ unsigned __match_all_sync(unsigned mask, T value, int* all_match, texvlm_where w
   return *all_match ? mask : 0;
 }
 
-#define TEXVLM_SHIM_REDUCE(name, expression)                                                                         \
-  template <class T>                                                                                                 \
-  T name(unsigned mask, T value, texvlm_where where = {}) {                                            \
-    static_assert(std::is_integral_v<T> && sizeof(T) == 4, "only 32-bit integers are reduced in hardware");          \
-    return texvlm::shim::reduce(#name, mask, value, [](T a, T b) { return static_cast<T>(expression); }, where);     \
+#define TEXVLM_SHIM_REDUCE(name, expression)                                                                     \
+  template <class T>                                                                                             \
+  T name(unsigned mask, T value, texvlm_where where = {}) {                                                      \
+    static_assert(std::is_integral_v<T> && sizeof(T) == 4, "only 32-bit integers are reduced in hardware");      \
+    return texvlm::shim::reduce(#name, mask, value, [](T a, T b) { return static_cast<T>(expression); }, where); \
   }
 TEXVLM_SHIM_REDUCE(__reduce_add_sync, static_cast<unsigned>(a) + static_cast<unsigned>(b))
 TEXVLM_SHIM_REDUCE(__reduce_min_sync, b < a ? b : a)
 TEXVLM_SHIM_REDUCE(__reduce_max_sync, a < b ? b : a)
-TEXVLM_SHIM_REDUCE(__reduce_and_sync, a & b)
+TEXVLM_SHIM_REDUCE(__reduce_and_sync, a& b)
 TEXVLM_SHIM_REDUCE(__reduce_or_sync, a | b)
 TEXVLM_SHIM_REDUCE(__reduce_xor_sync, a ^ b)
 #undef TEXVLM_SHIM_REDUCE

@@ -33,9 +33,8 @@ void topk(int64_t batch, int64_t count, int64_t k) {
   for (int64_t b = 0; b < batch; ++b) {
     const float* row = s.data() + b * count;
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) {
-      return std::isnan(row[j]) ? !std::isnan(row[i]) : row[i] > row[j];
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t i, int64_t j) { return std::isnan(row[j]) ? !std::isnan(row[i]) : row[i] > row[j]; });
     for (int64_t j = 0; j < k; ++j) {
       const float value = values[b * k + j];
       EXPECT(indices[b * k + j] == order[j]);

@@ -1,4 +1,5 @@
-// The mip chain of csrc/cuda/pyramid.cu against loops: every texel the mean that its definition says, from the stored level above.
+// The mip chain of csrc/cuda/pyramid.cu against loops: every texel the mean that its definition says, from the stored level
+// above.
 #include "../expect.h"
 
 #include "../../../csrc/cuda/pyramid.cu"
@@ -8,7 +9,8 @@
 
 namespace {
 
-// The weights of the texels 2 i, 2 i + 1, 2 i + 2 of an axis of n texels: (m - i, m, i + 1) / n for n = 2 m + 1, else a half each.
+// The weights of the texels 2 i, 2 i + 1, 2 i + 2 of an axis of n texels: (m - i, m, i + 1) / n for n = 2 m + 1, else a half
+// each.
 struct Taps {
   double weight[3];
   int count;
@@ -59,7 +61,7 @@ void chain(int64_t batch, int64_t channels, int64_t height, int64_t width, int l
 int main() {
   chain(1, 3, 150, 131, 8);  // tiles at odd edges, the last block makes the tail
   chain(2, 1, 64, 128, 8);
-  chain(1, 6, 37, 70, 7);    // more channels than fit one group
+  chain(1, 6, 37, 70, 7);  // more channels than fit one group
   chain(1, 4, 1, 9, 4);
   return done();
 }

@@ -1,5 +1,5 @@
-// Sums that many threads add to: the sinks of csrc/cuda/scatter.cuh against a loop. On sm_90 float4 atomics; scatter_sm75.cu is the
-// same for cards below, where lanes that hit one texel add up among themselves first.
+// Sums that many threads add to: the sinks of csrc/cuda/scatter.cuh against a loop. On sm_90 float4 atomics; scatter_sm75.cu is
+// the same for cards below, where lanes that hit one texel add up among themselves first.
 #include "../expect.h"
 
 #include "../../../csrc/cuda/scatter.cu"
@@ -40,7 +40,8 @@ void check(int count, int texels) {
   std::vector<float> all(4 * count);
   for (int i = 0; i < 4 * count; ++i) all[i] = values[i / 4] * static_cast<float>(i % 4 + 1);
   largest_magnitude(all.data(), 4 * count, &largest, nullptr);
-  launch(scatter<FixedSink<float>>, grid, 128, 0, nullptr, FixedSink<float>{&fixed[0].x, point}, places.data(), values.data(), count);
+  launch(scatter<FixedSink<float>>, grid, 128, 0, nullptr, FixedSink<float>{&fixed[0].x, point}, places.data(), values.data(),
+         count);
   add_fixed(point, &fixed[0].x, 4 * texels, nullptr);
   for (int i = 0; i < 4 * texels; ++i) {
     EXPECT(std::fabs((&floats[i / 4].x)[i % 4] - expected[i]) < 1e-3);

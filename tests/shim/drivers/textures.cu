@@ -49,8 +49,8 @@ struct Sampler {
   }
   float over(float x, float y, float2 dx, float2 dy) const {
     float4 v{};
-    launch(static_cast<void (*)(cudaTextureObject_t, float, float, int, float2, float2, float4*)>(fetch), 1, 1, 0, nullptr, object,
-           x / 4, y / 3, 0, dx, dy, &v);
+    launch(static_cast<void (*)(cudaTextureObject_t, float, float, int, float2, float2, float4*)>(fetch), 1, 1, 0, nullptr,
+           object, x / 4, y / 3, 0, dx, dy, &v);
     return v.x;
   }
 };
@@ -80,23 +80,25 @@ int main() {
   }
 
   const Sampler clamp(array, cudaAddressModeClamp, cudaFilterModeLinear), wrap(array, cudaAddressModeWrap, cudaFilterModeLinear);
-  const Sampler mirror(array, cudaAddressModeMirror, cudaFilterModeLinear), border(array, cudaAddressModeBorder, cudaFilterModeLinear);
-  const Sampler point(array, cudaAddressModeClamp, cudaFilterModePoint), wide(array, cudaAddressModeClamp, cudaFilterModeLinear, 4);
-  EXPECT(clamp.at(2.5f, 1.5f, 1) == 112);                   // a texel's centre is its value
-  EXPECT(clamp.at(2.5f + 0.25f, 1.5f, 1) == 112.25f);       // 64 / 256 between two
-  EXPECT(clamp.at(2.5f + 0.251f, 1.5f) == 12.25f);          // and as much a little further on: 8 bits
+  const Sampler mirror(array, cudaAddressModeMirror, cudaFilterModeLinear),
+      border(array, cudaAddressModeBorder, cudaFilterModeLinear);
+  const Sampler point(array, cudaAddressModeClamp, cudaFilterModePoint),
+      wide(array, cudaAddressModeClamp, cudaFilterModeLinear, 4);
+  EXPECT(clamp.at(2.5f, 1.5f, 1) == 112);              // a texel's centre is its value
+  EXPECT(clamp.at(2.5f + 0.25f, 1.5f, 1) == 112.25f);  // 64 / 256 between two
+  EXPECT(clamp.at(2.5f + 0.251f, 1.5f) == 12.25f);     // and as much a little further on: 8 bits
   EXPECT(clamp.at(2.5f + 0.2525f, 1.5f) == 12 + 65.0f / 256);
   EXPECT(clamp.at(1, 1) == 5.5f && point.at(1.9f, 1.2f) == 11);
   EXPECT(clamp.at(-5, 0.5f) == 0 && clamp.at(9, 0.5f) == 3 && wrap.at(-0.5f, 0.5f) == 3 && wrap.at(4.5f, 0.5f) == 0);
   EXPECT(mirror.at(4.5f, 0.5f) == 3 && mirror.at(5.5f, 0.5f) == 2 && mirror.at(-1.5f, 0.5f) == 1);
   EXPECT(border.at(4, 0.5f) == 1.5f && border.at(5, 0.5f) == 0);
-  EXPECT(clamp.at(3, 1.5f, 0, 1) == 1000 && clamp.at(3, 1.5f, 1, 1) == 101000);   // level 1: texels 0 and 1000
+  EXPECT(clamp.at(3, 1.5f, 0, 1) == 1000 && clamp.at(3, 1.5f, 1, 1) == 101000);  // level 1: texels 0 and 1000
   EXPECT(clamp.at(2.5f, 1.5f, 1, 0.5f) == 0.5f * 112 + 0.5f * (100000 + 1000 * 0.75f));
-  EXPECT(near(clamp.at(3, 1.5f, 0, 0.2501f), 0.75 * 12.5 + 0.25 * 1000));      // 64 / 256 between two levels
+  EXPECT(near(clamp.at(3, 1.5f, 0, 0.2501f), 0.75 * 12.5 + 0.25 * 1000));  // 64 / 256 between two levels
   EXPECT(clamp.at(2.5f, 1.5f, 1, 7) == 300000);
-  EXPECT(wide.over(2, 1.5f, make_float2(0.25f, 0), make_float2(0, 1 / 3.0f)) == 11.5f);       // one texel
-  EXPECT(near(wide.over(2, 1.5f, make_float2(0.5f, 0), make_float2(0, 1 / 3.0f)), 11.5));     // two taps of level 0, x = 1.5, 2.5
-  EXPECT(near(wide.over(2, 1.5f, make_float2(0.5f, 0), make_float2(0, 2 / 3.0f)), 500));      // two by two: level 1, between texels
+  EXPECT(wide.over(2, 1.5f, make_float2(0.25f, 0), make_float2(0, 1 / 3.0f)) == 11.5f);    // one texel
+  EXPECT(near(wide.over(2, 1.5f, make_float2(0.5f, 0), make_float2(0, 1 / 3.0f)), 11.5));  // two taps of level 0, x = 1.5, 2.5
+  EXPECT(near(wide.over(2, 1.5f, make_float2(0.5f, 0), make_float2(0, 2 / 3.0f)), 500));   // two by two: level 1, between texels
   cudaFreeMipmappedArray(array);
   return done();
 }

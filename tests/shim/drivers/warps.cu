@@ -1,4 +1,5 @@
-// The shim itself: barriers, operations of a warp, atomics and bits against known answers, under every schedule that is asked for.
+// The shim itself: barriers, operations of a warp, atomics and bits against known answers, under every schedule that is asked
+// for.
 #include "../expect.h"
 
 #include "../../../csrc/cuda/launch.cuh"
@@ -84,8 +85,7 @@ int main() {
   float most = 0;
   unsigned ring = 0;
   launch(block_operations, 1, kThreads, 0, nullptr, &counted[0], &either[0], &both[0], &sum, &wide, &most, &ring);
-  for (int i = 0; i < kThreads; ++i)
-    EXPECT(counted[i] == 24 + kThreads * (kThreads - 1) / 2 && either[i] == 1 && both[i] == 0);
+  for (int i = 0; i < kThreads; ++i) EXPECT(counted[i] == 24 + kThreads * (kThreads - 1) / 2 && either[i] == 1 && both[i] == 0);
   EXPECT(sum == (96ull << 33) && wide.x == 96 && wide.w == 384 && most == 95 && ring == 6);
 
   constexpr int kPushers = 4 * 40;
