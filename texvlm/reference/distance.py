@@ -61,7 +61,7 @@ def jump_flooding(mask: Tensor) -> tuple[Tensor, Tensor]:
     Source: G. Rong and T.-S. Tan, "Jump flooding in GPU with applications to Voronoi diagram and distance transform",
     2006.
     """
-    batch, height, width = mask.shape
+    _, height, width = mask.shape
     y = torch.arange(height, device=mask.device)[:, None]
     x = torch.arange(width, device=mask.device)
     nearest = torch.where(mask, y * width + x, -1)
