@@ -77,7 +77,7 @@ fmt: $(VENV)/.extra-dev ## ruff and clang-format: mend in place
 	@ruff check --fix-only . ; ruff format . ; clang-format -i $(CPP)
 
 clean: ## remove what was built (the environment stays; rm -rf .venv removes that too)
-	@rm -rf build dist *.egg-info texvlm/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist *.egg-info texvlm/*.so texvlm/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0r rm -rf
 
 # --- the environment ---------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Builds texvlm/libtexvlm.so, all ops for Python and C++ programs alike, and texvlm._C, which loads it and binds what is not an op.
+"""Builds texvlm/lib/libtexvlm.so, all ops for Python and C++ programs alike, and texvlm._C, which loads it and binds what is not an op.
 
 CUDA sources are compiled wherever nvcc is found.
 
@@ -68,7 +68,7 @@ def cuda_archs() -> list[str]:
     return ["75", "80", "86", "89", "90", "100", "120"]
 
 
-LIBRARY = "texvlm.libtexvlm"
+LIBRARY = "texvlm.lib.libtexvlm"  # in a folder that is no package: it is nothing to import
 
 
 def emulated_kernels() -> list[str]:
@@ -164,7 +164,7 @@ def extensions() -> list[setuptools.Extension]:
 
     library = build(LIBRARY, sources, ["-Wl,-soname,libtexvlm.so"])
     library.libraries.remove("torch_python")  # programs without Python load it too
-    module = build("texvlm._C", [binding], ["-Wl,-rpath,$ORIGIN"])
+    module = build("texvlm._C", [binding], ["-Wl,-rpath,$ORIGIN/lib"])
     module.libraries.append("texvlm")
     return [library, module]
 
@@ -182,7 +182,9 @@ class Build(cpp_extension.BuildExtension):
         if "MAX_JOBS" not in os.environ:
             pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
             os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))
-        self.extensions[1].library_dirs.append(os.path.join(self.build_lib, "texvlm"))
+        if self.inplace:
+            (ROOT / "texvlm" / "lib").mkdir(exist_ok=True)
+        self.extensions[1].library_dirs.append(os.path.join(self.build_lib, "texvlm", "lib"))
         super().build_extensions()
 
 

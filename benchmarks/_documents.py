@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-WORDS = (
+PROSE = (
     "total amount due street open fresh coffee water sugar apple river notice please return ticket platform station exit price "
     "market garden winter summer number before after between service Monday Friday April museum gallery library pressure model "
     "serial battery warning keep away from children made with natural ingredients best before store in a cool dry place net weight"
-).split()
+)
+WORDS = PROSE.split()
 
 FONTS = {
     "train": [
@@ -34,14 +35,34 @@ FONTS = {
         "cmss10.ttf",
         "cmtt10.ttf",
     ],
-    "test": ["DejaVuSansMono.ttf", "DejaVuSansMono-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Bold.ttf", "STIXGeneralItalic.ttf", ""],
+    "test": [
+        "DejaVuSansMono.ttf",
+        "DejaVuSansMono-Bold.ttf",
+        "DejaVuSerif.ttf",
+        "DejaVuSerif-Bold.ttf",
+        "STIXGeneralItalic.ttf",
+        "",
+    ],
 }
 PHOTOS = {
     "train": ["astronaut", "chelsea", "rocket", "motorcycle_left", "retina", "hubble_deep_field", "moon", "ihc"],
     "test": ["coffee", "camera", "motorcycle_right", "coins", "chelsea", "astronaut"],
 }
 CLUTTER = {
-    "train": ["stripes", "gravel", "grass", "picture", "dots", "checks", "leaves", "scribble", "windows", "noise", "rays", "chart"],
+    "train": [
+        "stripes",
+        "gravel",
+        "grass",
+        "picture",
+        "dots",
+        "checks",
+        "leaves",
+        "scribble",
+        "windows",
+        "noise",
+        "rays",
+        "chart",
+    ],
     "test": ["stripes", "gravel", "grass", "picture", "brick", "fence", "weave", "branches"],
 }
 
@@ -129,7 +150,11 @@ def _clutter(rng: np.random.Generator, kind: str, width: int, height: int, split
         for x in range(-height, width + height, step):
             if rng.random() < 0.95:
                 draw.line([(x, 0), (x + slant * height, height)], fill=b, width=thick)
-        return out.resize((width, height)).transpose(Image.Transpose.TRANSPOSE).resize((width, height)) if rng.random() < 0.5 else out
+        return (
+            out.resize((width, height)).transpose(Image.Transpose.TRANSPOSE).resize((width, height))
+            if rng.random() < 0.5
+            else out
+        )
     if kind == "fence":  # two families of slanted wires
         slope = rng.uniform(0.5, 2)
         for x in range(-2 * height, width + 2 * height, 2 * step):
@@ -140,7 +165,11 @@ def _clutter(rng: np.random.Generator, kind: str, width: int, height: int, split
         for y in range(0, height, step):
             for x in range(0, width, step):
                 along = (x // step + y // step) % 2
-                box = (x, y + step // 4, x + step, y + step // 4 + thick) if along else (x + step // 4, y, x + step // 4 + thick, y + step)
+                box = (
+                    (x, y + step // 4, x + step, y + step // 4 + thick)
+                    if along
+                    else (x + step // 4, y, x + step // 4 + thick, y + step)
+                )
                 draw.rectangle(box, fill=b)
         return out
     if kind == "checks":
@@ -203,7 +232,12 @@ def _block(rng: np.random.Generator, size: int, split: str, limit: int) -> tuple
     fonts = FONTS[split]
     font = _font(fonts[rng.integers(len(fonts))], size)
     kind = ("label", "receipt", "sign", "caption")[rng.integers(4)]
-    rows = {"label": rng.integers(1, 6), "receipt": rng.integers(5, 14), "sign": rng.integers(1, 3), "caption": rng.integers(1, 3)}[kind]
+    rows = {
+        "label": rng.integers(1, 6),
+        "receipt": rng.integers(5, 14),
+        "sign": rng.integers(1, 3),
+        "caption": rng.integers(1, 3),
+    }[kind]
     words = {"label": (1, 6), "receipt": (2, 4), "sign": (1, 4), "caption": (3, 9)}[kind]
     lines = [_line_of_text(rng, int(rng.integers(*words))) for _ in range(rows)]
     while len(lines) > 1 and len(lines) * size * 1.5 > limit:
@@ -224,7 +258,11 @@ def _block(rng: np.random.Generator, size: int, split: str, limit: int) -> tuple
     if kind in ("sign", "label") and rng.random() < 0.5:
         draw.rectangle((2, 2, width - 3, height - 3), outline=colour, width=max(1, size // 12))
     polygons = []
-    outline = {"stroke_width": max(1, size // 14), "stroke_fill": _colour(rng, ground)} if kind == "caption" and rng.random() < 0.6 else {}
+    outline = (
+        {"stroke_width": max(1, size // 14), "stroke_fill": _colour(rng, ground)}
+        if kind == "caption" and rng.random() < 0.6
+        else {}
+    )
     align = rng.random() < 0.3
     for i, (line, box) in enumerate(zip(lines, boxes)):
         x = (width - box[2]) / 2 if align else margin

@@ -33,10 +33,12 @@ class Display:
 
 
 def _rgb(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
-    return tuple(int(round(255 * v)) for v in colorsys.hsv_to_rgb(hue % 1, saturation, value))  # type: ignore[return-value]
+    return tuple(round(255 * v) for v in colorsys.hsv_to_rgb(hue % 1, saturation, value))  # type: ignore[return-value]
 
 
-def _item(draw: ImageDraw.ImageDraw, kind: str, x: float, y: float, size: float, angle: float, colour: tuple, feature: bool) -> None:
+def _item(
+    draw: ImageDraw.ImageDraw, kind: str, x: float, y: float, size: float, angle: float, colour: tuple, feature: bool
+) -> None:
     """One item. `feature`: the tail of a Q, the gap's bar of a plus, the line through a square."""
     r = size / 2
     c, s = math.cos(angle), math.sin(angle)

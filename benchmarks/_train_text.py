@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+
 from benchmarks._documents import coverage, document
 from texvlm.reference import text
 
@@ -55,7 +56,9 @@ def varied(features: torch.Tensor, target: torch.Tensor, g: torch.Generator) -> 
 
 def crops(features: torch.Tensor, target: torch.Tensor, g: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """BATCH random parts of CROP x CROP cells."""
-    pictures, rows, columns = (torch.randint(n, (BATCH,), generator=g).tolist() for n in (len(target), *(s - CROP + 1 for s in target.shape[1:])))
+    pictures, rows, columns = (
+        torch.randint(n, (BATCH,), generator=g).tolist() for n in (len(target), *(s - CROP + 1 for s in target.shape[1:]))
+    )
     at = list(zip(pictures, rows, columns))
     return (
         torch.stack([features[i, :, y : y + CROP, x : x + CROP] for i, y, x in at]),
@@ -122,7 +125,10 @@ def main() -> None:
         average += (loss.item() - average) / min(step + 1, 200)
         if (step + 1) % 250 == 0:
             with torch.no_grad():
-                print(f"step {step + 1}: loss {average:.4f}, held-out documents {report(weights.detach().half().float(), held)}", flush=True)
+                print(
+                    f"step {step + 1}: loss {average:.4f}, held-out documents {report(weights.detach().half().float(), held)}",
+                    flush=True,
+                )
     args.out.write_bytes(weights.detach().half().numpy().tobytes())
 
 

@@ -44,7 +44,7 @@ def field(kind: str, height: int, width: int, magnitude: float, rng: np.random.G
 
 
 def fetch(picture: np.ndarray, flow: np.ndarray, cubic: bool) -> np.ndarray:
-    """picture [H, W, C] at p + flow(p)."""
+    """Picture [H, W, C] at p + flow(p)."""
     import cv2
 
     y, x = np.mgrid[: flow.shape[1], : flow.shape[2]].astype(np.float32)
@@ -59,14 +59,16 @@ def grey(picture: np.ndarray) -> np.ndarray:
 
 
 def flows() -> dict:
-    """name -> function of (previous, current), uint8 [H, W, 3], that returns flow [2, H, W]."""
+    """Name -> function of (previous, current), uint8 [H, W, 3], that returns flow [2, H, W]."""
     import cv2
 
     def dis(preset: int):
         method = cv2.DISOpticalFlow_create(preset)
         return lambda previous, current: method.calc(grey(current), grey(previous), None).transpose(2, 0, 1)
 
-    ours = lambda previous, current: texvlm.optical_flow(tensor(previous), tensor(current))[0][0].numpy()
+    def ours(previous: np.ndarray, current: np.ndarray) -> np.ndarray:
+        return texvlm.optical_flow(tensor(previous), tensor(current))[0][0].numpy()
+
     return {US: ours, **{name: dis(preset) for name, preset in PRESETS.items()}}
 
 
@@ -214,7 +216,10 @@ def times(bench: Bench) -> dict[str, float]:
     )
     bench.gate("warp, times as fast as grid_sample", warped.ratio("torch grid_sample, with its grid"), at_least=1.0)
     image, last = before.float() / 255, now.float() / 255
-    bench.compare("motion of 1920 x 1080", {US: lambda: texvlm.motion(image, last, flow), "without flow": lambda: texvlm.motion(image, last)})
+    bench.compare(
+        "motion of 1920 x 1080",
+        {US: lambda: texvlm.motion(image, last, flow), "without flow": lambda: texvlm.motion(image, last)},
+    )
     return {"flow": found.ratio("DIS FAST"), "warp": warped.ratio("torch grid_sample, with its grid")}
 
 
@@ -234,7 +239,7 @@ def main() -> int:
     missed = [g["name"] for g in bench.gates if not g["ok"]]
     verdict = "yes" if not missed else "not in all"
     return bench.finish(
-        f"{verdict}: {ratios['flow']:.1f} times as fast as DIS FAST at 1080p with both directions; warp {ratios['warp']:.1f} times as fast as "
+        f"{verdict}: {ratios['flow']:.1f} x DIS FAST's speed at 1080p, both directions; warp {ratios['warp']:.1f} times as fast as "
         "grid_sample"
     )
 

@@ -34,12 +34,17 @@ def waited(call: Callable, device: torch.device) -> Callable:
 
 def steps(bench: Bench, title: str, image: torch.Tensor, total: float) -> dict[str, float]:
     """What a call of the GL path consists of, in ms; `around` is level 0, regrouping channels and handing over to the thread."""
+    texvlm.generate_mipmaps(image, backend="gl")
     with gl.profile() as seconds:
         for _ in range(STEP_CALLS):
             texvlm.generate_mipmaps(image, backend="gl")
     found = {name: 1e3 * s / STEP_CALLS for name, s in seconds.items()}
     found["around"] = max(0.0, 1e3 * total - sum(found.values()))
-    print("  GL by step, each waited for: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in found.items()))
+    print(
+        f"  {title}" * (total == 0)
+        + "  GL by step, each waited for: "
+        + ", ".join(f"{name} {ms:.3f} ms" for name, ms in found.items())
+    )
     bench.figure(f"{title}: GL by step, ms", found)
     return found
 
@@ -79,6 +84,14 @@ def main() -> int:
         if not status.available:
             verdicts.append(f"{device.type}: no OpenGL to compare with")
             continue
+        found = texvlm._C.gl_status(-1 if device.type == "cpu" else torch.cuda.current_device())
+        bench.figure(f"the driver's filter, {device.type}", {k: v for k, v in found.items() if "_from_" in k})
+        steps(
+            bench,
+            f"{device.type}, 1 x 4 x 8 x 8, float32: what a call costs whatever its size",
+            torch.rand(1, 4, 8, 8).to(device),
+            0.0,
+        )
         ratios = {}
         for dtype in (torch.float32, torch.float16):
             for label, shape in (("one picture", SINGLE), ("a batch of 32", BATCH), ("40 channels", MANY)):
@@ -86,6 +99,7 @@ def main() -> int:
                 ratios[label, dtype] = times.ratio(row)
         for label in ("one picture", "a batch of 32", "40 channels"):
             bench.gate(f"{device.type}, {label}, float32: native is faster than GL", ratios[label, torch.float32], at_least=1.0)
+        bench.figure(f"statistics, {device.type}", gl.statistics())
         single, batch, many = (ratios[label, torch.float32] for label in ("one picture", "a batch of 32", "40 channels"))
         halves = [ratios[label, torch.float16] for label in ("one picture", "a batch of 32", "40 channels")]
         winner = "software" if min(single, batch, many) >= 1 else "it depends"

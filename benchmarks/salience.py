@@ -25,7 +25,9 @@ def opencv() -> dict[str, Model]:
         import cv2
         from cv2 import saliency
     except ImportError:
-        print("OpenCV's contributed modules are not installed: its rows are left out (pip install opencv-contrib-python-headless)")
+        print(
+            "OpenCV's contributed modules are not installed: its rows are left out (pip install opencv-contrib-python-headless)"
+        )
         return {}
     methods = {
         "OpenCV spectral residual": saliency.StaticSaliencySpectralResidual_create(),
@@ -80,7 +82,9 @@ def main() -> int:
     result = texvlm.saliency(picture)
     bench.compare("backward, 1024 x 1024", {US: lambda: torch.autograd.grad(result.sum(), picture, retain_graph=True)})
     others = "; ".join(f"{name} {total[name]:.0%}" for name in peers)
-    return bench.finish(f"the peak is on the odd item in {total[US]:.0%} of the displays ({others}); {max(ratios):.2f} of the time of the mips")
+    return bench.finish(
+        f"the peak is on the odd item in {total[US]:.0%} of the displays ({others}); {max(ratios):.2f} of the time of the mips"
+    )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ def main() -> int:
         for how in (US, "texvlm, by the largest value"):
             bench.gate(f"{side}, {how}: over the better of MSER and Sobel", means[how] / plain, at_least=1.6)
             bench.gate(f"{side}, {how}: over the oracle", means[how] / means["oracle"], at_least=0.7)
-        answers.append(f"{means[US] / means['oracle']:.0%} of the oracle's at {side} ({plain / means['oracle']:.0%} the better peer)")
+        answers.append(
+            f"{means[US] / means['oracle']:.0%} of the oracle's at {side} ({plain / means['oracle']:.0%} the better peer)"
+        )
 
     found = document(20000)
     image = found.image[None].float() / 255

@@ -62,7 +62,8 @@ PYBIND11_MODULE(_C, m) {
         const texvlm::gl::Statistics s = texvlm::gl::statistics();
         pybind11::dict info;
         info["contexts"] = s.contexts, info["textures_made"] = s.textures_made, info["textures"] = s.textures;
-        info["texture_bytes"] = s.texture_bytes, info["registered"] = s.registered, info["generated"] = s.generated;
+        info["texture_bytes"] = s.texture_bytes, info["registered"] = s.registered, info["layered"] = s.layered;
+        info["generated"] = s.generated;
         info["upload_seconds"] = s.upload_seconds, info["generate_seconds"] = s.generate_seconds;
         info["read_seconds"] = s.read_seconds;
         return info;

@@ -112,8 +112,8 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
   const int64_t h = levels.table.height[levels.finest], w = levels.table.width[levels.finest];
   const float scale_y = over(height, h), scale_x = over(width, w);
   const float grid_y = over(h, height * stride * grid.rows), grid_x = over(w, width * stride * grid.columns);
-  for_each_pixel<FlowDense, float>(device, {batch, 0, height, 0, width}, Work{1, 4}, grid, scale_y, scale_x,
-                                   pointer<float>(flow), height, width, grid_y, grid_x);
+  for_each_pixel<FlowDense, float>(device, {batch, 0, height, 0, width}, Work{1, 4}, grid, scale_y, scale_x, pointer<float>(flow),
+                                   height, width, grid_y, grid_x);
   const int64_t block = std::max<int64_t>(1, (stride << levels.finest) / 2);
   const auto blocks = [&](int64_t n) { return (n + block - 1) / block; };
   for_each_pixel<FlowOcclusion, float>(device, {batch, 0, blocks(height), 0, blocks(width)}, Work{1, 32}, grid, batch, height,

@@ -135,8 +135,9 @@ struct GaussianSplat : torch::autograd::Function<GaussianSplat> {
     return out;
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op = op_handle<Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double, double,
-                                               std::array<bool, 3>)>("texvlm::gaussian_splat_backward");
+    static const auto op =
+        op_handle<Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double, double, std::array<bool, 3>)>(
+            "texvlm::gaussian_splat_backward");
     const auto saved = ctx->get_saved_variables();
     const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                    ctx->saved_data["base"].toBool() && ctx->needs_input_grad(2)};
@@ -184,9 +185,9 @@ Tensor enlarge_backward(const Tensor& grad, int64_t height, int64_t width) {
   Tensor out = new_tensor({grad.size(0), height, width}, from.scalar_type(), grad.device());
   dispatch_float(from, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<EnlargePlaneAdjoint, T>(grad.device(), {grad.size(0), 0, height, 0, width}, Work{1, 16},
-                                           EnlargeAdjoint<T>{pointer<const T>(from), 1, grad.size(1), grad.size(2), height, width},
-                                           pointer<T>(out));
+    for_each_pixel<EnlargePlaneAdjoint, T>(
+        grad.device(), {grad.size(0), 0, height, 0, width}, Work{1, 16},
+        EnlargeAdjoint<T>{pointer<const T>(from), 1, grad.size(1), grad.size(2), height, width}, pointer<T>(out));
   });
   return out.to(grad.scalar_type());
 }
@@ -222,10 +223,10 @@ Tensor enlarge_autograd(const Tensor& planes, SymInt height, SymInt width) {
 
 }  // namespace
 
-#define TEXVLM_HISTORY_KERNELS                              \
-  m.impl("gaussian_splat", gaussian_splat);                 \
+#define TEXVLM_HISTORY_KERNELS                                \
+  m.impl("gaussian_splat", gaussian_splat);                   \
   m.impl("gaussian_splat_backward", gaussian_splat_backward); \
-  m.impl("enlarge", enlarge);                               \
+  m.impl("enlarge", enlarge);                                 \
   m.impl("enlarge_backward", enlarge_backward)
 TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_HISTORY_KERNELS; }
 TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_HISTORY_KERNELS; }

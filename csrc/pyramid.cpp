@@ -226,15 +226,30 @@ Tensor generate_mipmaps_backward_autograd(const Tensor& grad, SymInt height, Sym
   return call_backward(grad, height, width, reducer, levels, data);
 }
 
-// Counts the write, so that autograd sees a saved tensor change, and the cache of texture arrays its texels. (PyTorch's fallback
-// counts only what an op returns.)
-void update_mipmaps_in_place(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels,
-                             const std::optional<Tensor>& rects) {
+void call_update(const Tensor& data, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
+                 const std::optional<Tensor>& rects) {
   using Signature = void(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&);
   static const auto op = op_handle<Signature>("texvlm::update_mipmaps");
+  op.call(data, height, width, reducer, levels, rects);
+}
+
+void update_mipmaps_autograd(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels,
+                             const std::optional<Tensor>& rects) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !(c10::GradMode::is_enabled() && data.requires_grad()) && !data._fw_grad(0).defined(),
+      "texvlm::update_mipmaps: works in place and is not differentiable; call it under torch.no_grad() or on "
+      "data.detach()");
+  const at::AutoDispatchBelowAutograd guard;
+  call_update(data, height, width, reducer, levels, rects);
+}
+
+// Counts the write, so that autograd sees a saved tensor change, and the cache of texture arrays its texels. (PyTorch's fallbacks
+// count what an op returns, and this one returns nothing.)
+void update_mipmaps_in_place(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels,
+                             const std::optional<Tensor>& rects) {
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    op.call(data, height, width, reducer, levels, rects);
+    call_update(data, height, width, reducer, levels, rects);
   }
   torch::autograd::impl::bump_version(data);
 }
@@ -257,7 +272,7 @@ TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_PYRAMID_KERNELS; }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("generate_mipmaps", generate_mipmaps_autograd);
   m.impl("generate_mipmaps_backward", generate_mipmaps_backward_autograd);
-  m.impl("update_mipmaps", torch::autograd::autogradNotImplementedFallback());
+  m.impl("update_mipmaps", update_mipmaps_autograd);
 }
 TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) { m.impl("update_mipmaps", update_mipmaps_in_place); }
 

@@ -57,8 +57,8 @@ Tensor map_stats(const Tensor& planes, const Tensor& other, int64_t batch, int64
 
 const std::vector<std::string> kMean = {"mean"};
 
-// What the map is made from and through. Colours are levels `fine` and above of the pictures, from which the gradient is taken; the
-// features are reduced from there to level `base`, the places of the map.
+// What the map is made from and through. Colours are levels `fine` and above of the pictures, from which the gradient is taken;
+// the features are reduced from there to level `base`, the places of the map.
 struct Stages {
   int fine = 0, base = 0;
   Levels colour_levels{}, feature_levels{};
@@ -84,8 +84,8 @@ Tensor colours_of(const Tensor& image, const Stages& s) {
     using S = typename decltype(tag)::type;
     using A = Acc<S>;
     for_each_pixel<SalienceColours<S>::template For, A>(
-        image.device(), {planes, 0, s.colour_levels.height[0], 0, s.colour_levels.width[0]}, Work{1, 4}, image_view<const S>(image),
-        image.size(2), image.size(3), s.fine > 0, texture_view<A>(out, s.colour_levels));
+        image.device(), {planes, 0, s.colour_levels.height[0], 0, s.colour_levels.width[0]}, Work{1, 4},
+        image_view<const S>(image), image.size(2), image.size(3), s.fine > 0, texture_view<A>(out, s.colour_levels));
   });
   build_mipmaps(out, s.colour_levels, check_reducers("saliency", kMean, 1));
   return out;
@@ -226,10 +226,10 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     for (int k = kScales; k > 0; --k) {
       const int64_t gap = int64_t{1} << (k - 1);
       const Tensor half = new_zeros(s.steps[0].sizes(), dtype, device);
-      for_each_item<AtrousAdjoint, T>(device, batch * kFeatures, s.w, 8 * s.h, pointer<const T>(to_steps[k]), pointer<T>(half), s.h,
-                                      s.w, gap, true);
-      for_each_item<AtrousAdjoint, T>(device, batch * kFeatures, s.h, 8 * s.w, pointer<const T>(half), pointer<T>(to_steps[k - 1]),
-                                      s.h, s.w, gap, false);
+      for_each_item<AtrousAdjoint, T>(device, batch * kFeatures, s.w, 8 * s.h, pointer<const T>(to_steps[k]), pointer<T>(half),
+                                      s.h, s.w, gap, true);
+      for_each_item<AtrousAdjoint, T>(device, batch * kFeatures, s.h, 8 * s.w, pointer<const T>(half),
+                                      pointer<T>(to_steps[k - 1]), s.h, s.w, gap, false);
     }
     const Tensor to_texture = new_zeros(s.features.sizes(), dtype, device);
     const SaliencePlanes<T, 0> planes{texture_view<const T>(s.features, s.feature_levels), s.feature_level(), nullptr};
@@ -241,10 +241,9 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
                                                                : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
     const SalienceFeatures<T, 0> forward{texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level, {}};
-    for_each_pixel<SalienceFeaturesAdjoint, T>(device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32}, forward,
-                                               pointer<const T>(to_features), pointer<T>(to_x), pointer<T>(to_y),
-                                               pointer<T>(to_colours),
-                                               to_previous.defined() ? pointer<T>(to_previous) : static_cast<T*>(nullptr));
+    for_each_pixel<SalienceFeaturesAdjoint, T>(
+        device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32}, forward, pointer<const T>(to_features), pointer<T>(to_x),
+        pointer<T>(to_y), pointer<T>(to_colours), to_previous.defined() ? pointer<T>(to_previous) : static_cast<T*>(nullptr));
     for_each_pixel<SobelAdjoint, T>(device, {3 * batch, 0, fine_h, 0, fine_w}, Work{}, pointer<const T>(to_x),
                                     pointer<const T>(to_y), pointer<T>(to_colours), fine_h, fine_w);
   });

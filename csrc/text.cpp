@@ -36,7 +36,8 @@ Tensor text_map(const Tensor& image, const Tensor& luma, const Tensor& weights) 
     for (int slot = 0; slot < kTextLevels; ++slot) {
       const int level = std::min(slot, count - 1);
       for_each_pixel<TextStatistics, A>(device, cells, Work{1, kLevelStatistics << (2 * (4 - level))},
-                                        texture_view<const A>(pyramid, levels), level, slot, pointer<A>(statistics), rows, columns);
+                                        texture_view<const A>(pyramid, levels), level, slot, pointer<A>(statistics), rows,
+                                        columns);
     }
     const A* layer_weights = pointer<const A>(parameters);
     for (const TextLayerShape& shape : kTextNetwork) {

@@ -68,13 +68,18 @@ std::tuple<Tensor, Tensor> moved_backward(const Tensor& grad, const Tensor& plan
     if (mask[0]) {
       if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::warp_backward");
       to_planes = new_zeros(planes.sizes(), acc, device);
-      for_each_group<WarpAdjoint, T>(device, batch, channels, height * width, 1, false, field, incoming, pointer<A>(to_planes),
-                                     channels);
+      if (on_cuda(device)) {  // a thread a pixel; the host takes a plane at a time, so that nothing is written by two threads
+        for_each_query<WarpAdjoint, T>(device, batch, channels * height * width, 1, false, field, incoming, pointer<A>(to_planes),
+                                       channels);
+      } else {
+        for_each_query_on_host<WarpAdjoint, T>(batch, channels, height * width, 1, false, field, incoming, pointer<A>(to_planes),
+                                               channels);
+      }
     }
     if (mask[1]) {
       const Tensor pixels = new_tensor({batch, height, width, 2}, acc, device);
-      for_each_pixel<WarpFlowAdjoint, T>(device, {batch, 0, height, 0, width}, Work{1, 8 * channels},
-                                         image_view<const T>(planes), field, incoming, pointer<A>(pixels), channels);
+      for_each_pixel<WarpFlowAdjoint, T>(device, {batch, 0, height, 0, width}, Work{1, 8 * channels}, image_view<const T>(planes),
+                                         field, incoming, pointer<A>(pixels), channels);
       const int64_t h = flow.size(2), w = flow.size(3);
       to_flow = new_tensor(flow.sizes(), acc, device);
       for_each_pixel<FlowFieldAdjoint, A>(device, {batch, 0, h, 0, w}, Work{1, 64},
@@ -112,7 +117,7 @@ std::tuple<Tensor, Tensor> warp_backward(const Tensor& grad, const Tensor& plane
 
 // The lumas of a picture and of the one before it, moved.
 struct Lumas {
-  Tensor image, previous;            // readable pictures
+  Tensor image, previous;             // readable pictures
   Tensor luma, before, before_moved;  // [B, H, W]
 };
 
@@ -166,8 +171,8 @@ ThreeGradients motion_backward(const Tensor& grad, const Tensor& image, const Te
   l.luma.scalar_type() == at::kDouble ? add(Tag<double>{}) : add(Tag<float>{});
   Tensor to_flow;
   if (given(flow).defined()) {
-    const auto [planes, field] = moved_backward(to.previous_luma.unsqueeze(1), l.before.unsqueeze(1), *flow, given(occlusion),
-                                                true, {mask[1], mask[2]});
+    const auto [planes, field] =
+        moved_backward(to.previous_luma.unsqueeze(1), l.before.unsqueeze(1), *flow, given(occlusion), true, {mask[1], mask[2]});
     if (mask[1]) to.previous_luma = planes.squeeze(1);
     to_flow = field;
   }
@@ -231,10 +236,9 @@ struct MotionFunction : torch::autograd::Function<MotionFunction> {
             "texvlm::motion_backward");
     const auto saved = ctx->get_saved_variables();
     const bool moves = saved[2].defined();
-    const auto [image, previous, flow] =
-        op.call(grads[0], saved[0], saved[1],
-                {ctx->needs_input_grad(0), ctx->needs_input_grad(1), moves && ctx->needs_input_grad(2)}, maybe(saved[2]),
-                maybe(saved[3]));
+    const auto [image, previous, flow] = op.call(
+        grads[0], saved[0], saved[1], {ctx->needs_input_grad(0), ctx->needs_input_grad(1), moves && ctx->needs_input_grad(2)},
+        maybe(saved[2]), maybe(saved[3]));
     return {cast(image, saved[0]), cast(previous, saved[1]), flow, Tensor()};
   }
 };

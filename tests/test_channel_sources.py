@@ -105,12 +105,15 @@ def test_the_previous_texture_brings_its_own() -> None:
     image, previous = pictures()
     points = torch.tensor([[[0.5, 0.5]]])
     first = texvlm.build_channels(previous, query="seven", embedding=texvlm.DigitsEmbedding(), fixations=points, gaze=points)
-    second = texvlm.build_channels(image, first, flow=None)
+    corner = torch.tensor([[[0.05, 0.05]]])
+    second = texvlm.build_channels(image, first, flow=None, fixations=corner, gaze=corner)
     torch.testing.assert_close(second.level(0)[:, second.index("previous_saliency")], first.level(0)[:, first.index("saliency")])
     torch.testing.assert_close(second.level(0)[:, second.index("previous_relevance")], texvlm.relevance(first))
     for name in ("fixation_history", "gaze_history"):
         before, after = first.level(0)[:, first.index(name)], second.level(0)[:, second.index(name)]
-        assert 0 < after.max() < before.max() and after.argmax() == before.argmax()  # decayed
+        middle = (0, slice(12, 36), slice(16, 48))
+        assert 0 < after[middle].max() < before[middle].max() and after[middle].argmax() == before[middle].argmax()  # decayed
+        assert after[0, 2, 3] > 0.9
     same = texvlm.build_channels(image, previous, channels=["motion"])
     torch.testing.assert_close(second.level(0)[:, 7], same.level(0)[:, 0], rtol=0, atol=1e-6)
 

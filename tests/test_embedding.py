@@ -126,7 +126,8 @@ def test_texts_have_a_mean_and_a_say_of_their_own() -> None:
     alone, both = texvlm.PCA.fit(features), texvlm.PCA.fit(features, texts)
     assert alone.axes[:, 16:18].norm() < 0.2 and both.axes[:, 16:18].norm() > 1.3
     torch.testing.assert_close(both.text_mean, texts.double().mean(0))
-    assert (alone.text_mean == 0).all()
+    assert torch.equal(alone.text_mean, alone.mean)
+    assert (texvlm.PCA.fit(features, texts, centre=False).text_mean == 0).all()
     apart = texts - texts.mean(0)
     torch.testing.assert_close(both.transform_text(texts), F.normalize(apart @ both.axes.float().T, dim=1), atol=1e-4, rtol=1e-4)
     kept = [retrieval_kept(features, apart + pca.text_mean.float(), pca).spearman for pca in (alone, both)]

@@ -28,7 +28,9 @@ def field(kind: str, height: int, width: int, magnitude: float, seed: int) -> to
     strain = 2 * magnitude / math.hypot(height, width) * 2
     if kind == "shift":
         angle = 2 * math.pi * torch.rand(1, generator=g).item()
-        flow = torch.stack([torch.full((height, width), math.cos(angle)), torch.full((height, width), math.sin(angle))]) * magnitude
+        flow = (
+            torch.stack([torch.full((height, width), math.cos(angle)), torch.full((height, width), math.sin(angle))]) * magnitude
+        )
     elif kind == "rotation":
         flow = torch.stack([-y, x]) * strain
     elif kind == "zoom":
@@ -194,7 +196,10 @@ def test_end_point_error_against_opencv(kind, magnitude) -> None:
         previous = torch.from_numpy(getattr(data, name)()).permute(2, 0, 1)[None].float() / 255
         truth = field(kind, *previous.shape[2:], magnitude, seed)
         current = moved(previous, truth)
-        grey = [(p[0] * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0).mul(255).round().byte().numpy() for p in (current, previous)]
+        grey = [
+            (p[0] * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0).mul(255).round().byte().numpy()
+            for p in (current, previous)
+        ]
         peer = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_FAST).calc(*grey, None)
         theirs = end_point_error(torch.from_numpy(peer).permute(2, 0, 1)[None], truth)
         ours = end_point_error(texvlm.optical_flow(previous, current)[0], truth)

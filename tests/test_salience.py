@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks._popout import display
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import texvlm
+from benchmarks._popout import display
 
 
 def spot(colour: tuple[float, float, float], y: int, x: int, size: int = 10, side: int = 96, ground: float = 0.5) -> torch.Tensor:

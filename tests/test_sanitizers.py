@@ -1,5 +1,6 @@
 """The compiled code under AddressSanitizer and UBSan: a build of its own, which runs the contract and the meaning tests.
 
+Twice: with the CPU's kernels, and with the CUDA kernels, which this build compiles for the host as well (see tests/shim).
 Left out: compile and inductor (they compile code that is not ours), subprocesses, and the large pictures.
 """
 
@@ -15,21 +16,29 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "sanitized"
-LEFT_OUT = " and ".join(
-    f"not {word}"
-    for word in (
-        "compile",
-        "import",
-        "inductor",
-        "every_loop",
-        "thread_count",
-        "sanitizer",
-        "readme",
-        "cli",
-        "export",
-        "loader",
-        "fork",
-    )
+LEFT_OUT = (
+    "compile",
+    "import",
+    "inductor",
+    "every_loop",
+    "thread_count",
+    "sanitizer",
+    "shim",
+    "readme",
+    "cli",
+    "export",
+    "loader",
+    "fork",
+)
+# Under emulation also what says nothing about kernels, and what is about the CPU's own loops and memory.
+LEFT_OUT_EMULATED = (
+    *LEFT_OUT,
+    "opcheck",  # fakes and schemas: the same on every device
+    "functorch",
+    "bad_input",
+    "source",
+    "torch.py",
+    "cache",  # of CPU memory
 )
 
 pytestmark = pytest.mark.sanitizers
@@ -44,7 +53,7 @@ def env() -> dict[str, str]:
     """The sanitized build in build/sanitized, and the environment to load it in."""
     if "gcc" not in subprocess.run(["c++", "-v"], capture_output=True, text=True, check=False).stderr:
         pytest.skip("the sanitizers are set up for gcc, and c++ is another compiler")
-    build = {**os.environ, "TEXVLM_SANITIZE": "1", "TEXVLM_NO_CUDA": "1"}
+    build = {**os.environ, "TEXVLM_SANITIZE": "1", "TEXVLM_EMULATE": "1"}
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(BUILD), "--build-lib", str(BUILD / "lib")]
     done = subprocess.run(command, cwd=ROOT, env=build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -72,21 +81,10 @@ def test_an_overflow_aborts(env: dict[str, str]) -> None:
     assert "heap-buffer-overflow" in done.stderr
 
 
-def test_the_tests_pass(env: dict[str, str]) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        f"pythonpath={BUILD / 'lib'}",
-        "-k",
-        LEFT_OUT,
-        "tests",
-    ]
+def run_tests(env: dict[str, str], left_out: tuple[str, ...]) -> None:
+    words = " and ".join(f"not {word}" for word in left_out)
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-o", f"pythonpath={BUILD / 'lib'}", "-k", words]
+    command = [sys.executable, "-m", "pytest", *options, "tests"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     tail = done.stdout[-4000:] + done.stderr[-4000:]
     assert done.returncode == 0, tail
@@ -114,3 +112,17 @@ def test_the_gl_threads(env: dict[str, str], kind: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     if kind == "thread":  # and it would have said so
         assert "data race" in run("race").stderr
+
+
+def test_the_tests_pass(env: dict[str, str]) -> None:
+    run_tests(env, LEFT_OUT)
+
+
+def test_the_tests_pass_on_cuda_kernels(env: dict[str, str], tmp_path: Path) -> None:
+    """CPU tensors go the way of CUDA tensors, and every .cu has been executed in the end."""
+    launches = tmp_path / "launches"
+    run_tests({**env, "TEXVLM_EMULATE": "1", "TEXVLM_SHIM_LAUNCHES": str(launches)}, LEFT_OUT_EMULATED)
+    lines = [line.split("\t") for line in launches.read_text().splitlines()]
+    executed = {source for what, source, _ in lines if what == "launched"}
+    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "cuda").glob("*.cu")}
+    assert sources - executed == set(), "no test launches a kernel of these"

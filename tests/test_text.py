@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks._documents import Document, coverage, document
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import texvlm
+from benchmarks._documents import Document, coverage, document
 from texvlm import reference
 
 SIDE, CELL = 768, 16
@@ -84,7 +84,7 @@ def test_forms_of_a_picture() -> None:
 
 def test_no_gradient_is_said_aloud() -> None:
     image = torch.rand(1, 3, 32, 32, requires_grad=True)
-    with pytest.raises(RuntimeError, match="not implemented|does not require grad"):
+    with pytest.raises(RuntimeError, match=r"not implemented|does not require grad"):
         texvlm.text_regions(image).sum().backward()
 
 

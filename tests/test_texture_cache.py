@@ -278,7 +278,7 @@ class HostCapture:
     """A capture as the host's CUDA runtime pretends it: launches run at once, but the stream says that it is capturing."""
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL(str(Path(texvlm.__file__).with_name("libtexvlm.so")))
+        self.library = ctypes.CDLL(str(Path(texvlm.__file__).with_name("lib") / "libtexvlm.so"))
         self.library.texvlm_shim_begin_capture.restype = ctypes.c_void_p
         self.library.texvlm_shim_destroy_graph.argtypes = [ctypes.c_void_p]
         self.graph = None

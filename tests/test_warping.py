@@ -48,7 +48,12 @@ def test_occluded_and_unknown_places_are_filled() -> None:
     assert texvlm.warp(planes, flow, occlusion)[0, 0, 2, 3] == 0
     half = torch.zeros(1, 3, 4, dtype=torch.bool)
     half[0, 1, 1] = True
-    assert (texvlm.warp(planes + 1, torch.zeros(1, 2, 3, 4), half) == 0)[0, 0].nonzero().tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]]
+    assert (texvlm.warp(planes + 1, torch.zeros(1, 2, 3, 4), half) == 0)[0, 0].nonzero().tolist() == [
+        [2, 2],
+        [2, 3],
+        [3, 2],
+        [3, 3],
+    ]
 
 
 @settings(max_examples=30, deadline=None)

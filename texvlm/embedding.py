@@ -149,9 +149,9 @@ class PCA:
     Fitted exactly: mean and D x D scatter in float64, one eigendecomposition; the result does not depend on the batches. The sign of
     each axis is such that its largest entry is positive, as in scikit-learn.
 
-    A feature f becomes unit(axes (f - mean)). A text q becomes unit(axes (q - text_mean)), with the mean of the *texts* that the axes
-    were fitted with and zero where there were none: texts and pictures fill different parts of the joint space (the modality gap), so
-    the mean of the features is not where texts lie; and the inner product (f - mean) . q orders places as f . q does.
+    A feature f becomes unit(axes (f - mean)), a text q unit(axes (q - text_mean)). The text_mean is the mean of the *texts* that the axes
+    were fitted with (texts and pictures fill different parts of the joint space: the modality gap), else that of the features; with
+    `centre=False` both means are zero, which keeps most of the result at full width (benchmarks/embedding.py measures all ways).
 
     Attributes:
         mean: [D] float64.
@@ -207,7 +207,7 @@ class PCA:
         if not centre:
             covariance = covariance + torch.outer(features.mean, features.mean) * (features.count / (features.count - 1))
         total = float(covariance.trace())
-        wanted, text_mean = covariance, torch.zeros(width, dtype=torch.float64)
+        wanted, text_mean = covariance, mean
         if texts is not None and texts.count:
             if texts.mean.shape != features.mean.shape:
                 raise ValueError(f"texts must have {width} dimensions like the features, got {len(texts.mean)}")

@@ -23,8 +23,8 @@ def optical_flow(previous: ImageLike, current: ImageLike, *, finest: int | None 
     nodes without texture follow their neighbours; between the nodes the flow is bilinear. Both directions are searched.
 
     Args:
-        previous, current: see `Texture`; of one shape and dtype, values in [0, 1] (uint8 is divided by 255). Grey, RGB or RGBA; values
-            that are not finite count as 0.
+        previous: see `Texture`; values in [0, 1] (uint8 is divided by 255). Grey, RGB or RGBA; values that are not finite count as 0.
+        current: alike, of its shape and dtype.
         finest: the mip level down to which is searched. By default 0 for pictures up to 1280 pixels long and 1 for larger ones.
 
     Returns:

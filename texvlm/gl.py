@@ -94,7 +94,8 @@ def statistics() -> dict[str, int | float]:
 
     Returns:
         Done: contexts, textures_made, generated (calls of glGenerateMipmap). Held: textures, texture_bytes (per device at most
-        $TEXVLM_GL_CACHE_MB, 1024 by default, or one texture), registered (textures shared with CUDA).
+        $TEXVLM_GL_CACHE_MB, 1024 by default, or one texture), registered (textures shared with CUDA), layered (of these, those
+        whose levels CUDA sees as one array each; the layers of the others are copied one by one).
     """
     return {name: value for name, value in _C.gl_statistics().items() if not name.endswith("_seconds")}
 

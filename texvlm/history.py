@@ -30,7 +30,8 @@ def gaussian_splat(
         points: [B, P, 2] uv in [0, 1] (outside is allowed), float32 or float64; half types are converted to float32.
         weights: [B, P]; negative ones count as 0. A point or weight that is not finite counts nothing and has no gradient.
         sigma: of the Gaussians, over the longer side of the plane; d and s are in pixels, so that the Gaussians are round.
-        height, width: of the plane.
+        height: of the plane, in pixels.
+        width: of the plane.
         base: [B, H, W] not negative, what was there before; values that are not finite count as 0.
         keep: what is left of it.
 
@@ -76,13 +77,14 @@ def fixation_history(
     Args:
         fixations: [B, P, 2] (or [P, 2]) uv, the oldest first; those since `previous`. The last one weighs 1, each one before `decay`
             times as much. P = 0 is allowed.
-        height, width: of the plane; it need not be the picture's.
+        height: of the plane, in pixels; it need not be the picture's.
+        width: of the plane.
         decay: from fixation to fixation, in [0, 1].
         sigma: of the Gaussians, over the longer side.
         previous: the history [B, H, W] so far: multiplied by decay^P, so that one call for all fixations and one call for each give
             the same, as long as nothing is cut off at 1.
-        flow, occlusion: from the current picture to that of `previous`, see `warp`: the history moves with what was looked at, and
-            is forgotten where that is hidden.
+        flow: from the current picture to that of `previous`, see `warp`: the history moves with what was looked at.
+        occlusion: where the history is forgotten, see `warp`.
 
     Returns:
         [B, H, W] in [0, 1]; differentiable in fixations, previous and flow.
@@ -117,9 +119,13 @@ def gaze_history(
 
     Args:
         gaze: [B, F, 2] (or [F, 2]) uv, the centres of this frame's foveas.
-        height, width, sigma: see `fixation_history`.
+        height: see `fixation_history`.
+        width: see `fixation_history`.
+        sigma: see `fixation_history`.
         decay: from frame to frame, in [0, 1]; `previous` is multiplied by it.
-        previous, flow, occlusion: see `fixation_history`.
+        previous: the history [B, H, W] so far.
+        flow: see `fixation_history`.
+        occlusion: see `fixation_history`.
 
     Returns:
         [B, H, W] in [0, 1]; differentiable in gaze, previous and flow.
@@ -143,7 +149,8 @@ def attention_map(attention: Tensor, height: int, width: int) -> Tensor:
 
     Args:
         attention: [B, h, w] or [h, w], in [0, 1], one value for each token, row-major; float32, float64, float16 or bfloat16.
-        height, width: of the result.
+        height: of the result, in pixels.
+        width: of the result.
 
     Returns:
         [B, height, width] in the tokens' dtype and range. Values are kept, not shared out among pixels: each pixel has the attention of

@@ -49,10 +49,11 @@ def motion(image: ImageLike, previous: ImageLike, flow: Tensor | None = None, oc
     """The magnitude of the change of luma against the previous picture, compensated by flow where there is one (channel 7).
 
     Args:
-        image, previous: see `Texture`; of one shape and dtype, values in [0, 1] (uint8 is divided by 255). Values that are not finite
-            count as 0.
-        flow, occlusion: as in `warp`. Where the flow is occluded or not finite, and without flow, a pixel is compared with the one at
-            its own place.
+        image: see `Texture`; values in [0, 1] (uint8 is divided by 255), those that are not finite count as 0.
+        previous: the picture before it, of the same shape and dtype.
+        flow: from image to previous, as in `warp`. Where it is occluded or not finite, and without flow, a pixel is compared with the
+            one at its own place.
+        occlusion: as in `warp`.
 
     Returns:
         [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8). Without flow it equals channel 7 of `build_channels`.

@@ -85,6 +85,15 @@ TEXVLM_MIP_CHAINS(double);
 TEXVLM_MIP_CHAINS(Half);
 TEXVLM_MIP_CHAINS(BFloat16);
 
+// Level 0 alone, for other makers of the levels above it.
+#define TEXVLM_IMAGES(T)                            \
+  TEXVLM_TEXELS(ImageToTexels<uint8_t>::For<T, 0>); \
+  TEXVLM_TEXELS(ImageToTexels<T>::For<T, 0>)
+TEXVLM_IMAGES(float);
+TEXVLM_IMAGES(double);
+TEXVLM_IMAGES(Half);
+TEXVLM_IMAGES(BFloat16);
+
 // Single levels inside a rectangle, and the adjoint: coarse to fine, in gather form, without atomics.
 TEXVLM_FOR_TEXEL_TYPES(TEXVLM_TEXELS, MipDown);
 TEXVLM_FOR_TEXEL_TYPES(TEXVLM_TEXELS, MipDownAdjoint);

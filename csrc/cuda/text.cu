@@ -7,7 +7,7 @@ namespace texvlm::cuda {
 TEXVLM_TEXELS(TextLuma<uint8_t>::For<float, 0>);
 TEXVLM_TEXELS(TextLuma<float>::For<float, 0>);
 TEXVLM_TEXELS(TextLuma<double>::For<double, 0>);
-#define TEXVLM_TEXT(F)       \
+#define TEXVLM_TEXT(F)        \
   TEXVLM_TEXELS(F<float, 0>); \
   TEXVLM_TEXELS(F<double, 0>)
 TEXVLM_TEXT(TextStatistics);

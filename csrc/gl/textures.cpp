@@ -97,12 +97,12 @@ Device::Device(int cuda_device) : context(cuda_device), cuda_device_(cuda_device
 Device::~Device() { shrink(0); }
 
 void Device::release(std::list<Texture>::iterator t) {
-  const bool registered = t->image.resource != nullptr;
+  const bool registered = t->image.resource != nullptr, layered = t->image.layered;
   if (registered) cuda::gl_unregister(t->image);
   context.f.glDeleteTextures(1, &t->name);
   const int64_t bytes = t->shape.bytes();
   held_ -= bytes;
-  count([&](Statistics& s) { --s.textures, s.texture_bytes -= bytes, s.registered -= registered; });
+  count([&](Statistics& s) { --s.textures, s.texture_bytes -= bytes, s.registered -= registered, s.layered -= layered; });
   textures_.erase(t);
 }
 
@@ -202,7 +202,7 @@ void Device::generate_on_cuda(const Job& job, Texture& t) {
   };
   if (t.image.resource == nullptr) {
     t.image = cuda::gl_register(t.name, kTexture2DArray, job.shape.layers, job.stream);
-    count([](Statistics& s) { ++s.registered; });
+    count([&](Statistics& s) { ++s.registered, s.layered += t.image.layered; });
   }
   step(context, job, &Statistics::upload_seconds,
        [&] { mapped([&] { cuda::gl_write(t.image, box(0), job.level[0].data, job.stream); }); });

@@ -43,9 +43,10 @@ struct Filter {
   double even_from_ours = 0, odd_from_ours = 0, odd_from_bilinear = 0;
 };
 
-// What this process has done so far, and what it holds now.
+// What this process has done so far, and what it holds now. `layered`: of the registered textures, those whose levels CUDA sees
+// as one array each.
 struct Statistics {
-  int64_t contexts = 0, textures_made = 0, textures = 0, texture_bytes = 0, registered = 0, generated = 0;
+  int64_t contexts = 0, textures_made = 0, textures = 0, texture_bytes = 0, registered = 0, layered = 0, generated = 0;
   // Of the calls made while the profile was on: each step is then waited for.
   double upload_seconds = 0, generate_seconds = 0, read_seconds = 0;
 };

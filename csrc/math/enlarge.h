@@ -63,9 +63,11 @@ struct Enlarged {
   TEXVLM_HD void run_even(const AxisEnlarge<A>& ty, const A* TEXVLM_RESTRICT p, const A* TEXVLM_RESTRICT q, int64_t x, int n,
                           int64_t each, A* TEXVLM_RESTRICT out) const {
     const A over = A(1) / static_cast<A>(2 * each);
+    int shift = 1;
+    while ((int64_t{1} << shift) < 2 * each) ++shift;
     for (int j = 0; j < n;) {
       const int64_t half = 2 * (x + j) + 1 + each;  // position from the centre before the first one, in half pixels
-      const int64_t column = half / (2 * each) - 1, first = half % (2 * each);
+      const int64_t column = (half >> shift) - 1, first = half & (2 * each - 1);
       const int64_t l = maximum<int64_t>(column, 0), r = minimum<int64_t>(column + 1, w - 1);
       const A left = ty.w0 * p[l] + ty.w1 * q[l], right = ty.w0 * p[r] + ty.w1 * q[r];
       const int count = static_cast<int>(minimum<int64_t>(n - j, (2 * each - first + 1) / 2));

@@ -16,13 +16,13 @@
 
 namespace texvlm {
 
-constexpr int kPatch = 8;                       // side of a patch, in pixels of its level
-constexpr int kMostSteps = 8;                   // Gauss-Newton steps of a patch
-constexpr float kStillStep = 0.1f;              // a step shorter than this (pixels) ends the search
-constexpr float kSearchRadius = 8.f;            // how far a patch may go from where it began, in pixels of its level
-constexpr float kNoise = 3.5e-5f;               // variance of luma that is not motion: (1.5 / 255)^2
-constexpr float kLeastCurvature = 5e-6f;         // added to the normal matrix: texture below the noise does not move a patch
-constexpr float kApart = 0.25f;                 // a coarse node's flow is a candidate of its own when it differs by this much
+constexpr int kPatch = 8;                 // side of a patch, in pixels of its level
+constexpr int kMostSteps = 8;             // Gauss-Newton steps of a patch
+constexpr float kStillStep = 0.1f;        // a step shorter than this (pixels) ends the search
+constexpr float kSearchRadius = 8.f;      // how far a patch may go from where it began, in pixels of its level
+constexpr float kNoise = 3.5e-5f;         // variance of luma that is not motion: (1.5 / 255)^2
+constexpr float kLeastCurvature = 5e-6f;  // added to the normal matrix: texture below the noise does not move a patch
+constexpr float kApart = 0.25f;           // a coarse node's flow is a candidate of its own when it differs by this much
 
 constexpr float kOcclusionShare = 0.01f, kOcclusionFloor = 0.5f;  // |f + b|^2 > share (|f|^2 + |b|^2) + floor, as in UnFlow
 
@@ -34,16 +34,16 @@ struct Eight {
   TEXVLM_HD float& operator[](int i) { return v[i]; }
   TEXVLM_HD float operator[](int i) const { return v[i]; }
 };
-#define TEXVLM_EIGHT(OP)                                              \
-  TEXVLM_HD Eight operator OP(const Eight& a, const Eight& b) {       \
-    Eight r;                                                          \
-    for (int i = 0; i < kPatch; ++i) r.v[i] = a.v[i] OP b.v[i];       \
-    return r;                                                         \
-  }                                                                   \
-  TEXVLM_HD Eight operator OP(const Eight& a, float b) {              \
-    Eight r;                                                          \
-    for (int i = 0; i < kPatch; ++i) r.v[i] = a.v[i] OP b;            \
-    return r;                                                         \
+#define TEXVLM_EIGHT(OP)                                        \
+  TEXVLM_HD Eight operator OP(const Eight& a, const Eight& b) { \
+    Eight r;                                                    \
+    for (int i = 0; i < kPatch; ++i) r.v[i] = a.v[i] OP b.v[i]; \
+    return r;                                                   \
+  }                                                             \
+  TEXVLM_HD Eight operator OP(const Eight& a, float b) {        \
+    Eight r;                                                    \
+    for (int i = 0; i < kPatch; ++i) r.v[i] = a.v[i] OP b;      \
+    return r;                                                   \
   }
 TEXVLM_EIGHT(+)
 TEXVLM_EIGHT(-)
@@ -87,7 +87,7 @@ struct Window {
   }
   TEXVLM_NOINLINE
 #if defined(__CUDACC__)
-      __host__ __device__
+  __host__ __device__
 #endif
       void gather(const LumaLevel& image, int y, int x) {
     for (int i = 0; i < N; ++i) {
@@ -99,8 +99,8 @@ struct Window {
   }
 };
 
-// The template of a patch: its luma, its slopes, and the normal matrix of their least squares. All sums are of differences from the
-// patch's mean, so that a change of brightness does not count.
+// The template of a patch: its luma, its slopes, and the normal matrix of their least squares. All sums are of differences from
+// the patch's mean, so that a change of brightness does not count.
 struct FlowPatch {
   Eight luma[kPatch], dx[kPatch], dy[kPatch];
   float sum_dx, sum_dy, xx, xy, yy;
@@ -185,7 +185,7 @@ struct FlowSearch {
   TextureView<const T> luma;
   int level, stride;
   int64_t batch;
-  FlowGrid out, coarse;    // coarse.u is null at the coarsest level
+  FlowGrid out, coarse;      // coarse.u is null at the coarsest level
   float coarse_y, coarse_x;  // from pixels of this level to units of the coarser grid in [0, 1]
   float scale_y, scale_x;    // from pixels of the coarser level to pixels of this one
 
@@ -200,7 +200,8 @@ struct FlowSearch {
     const int y = maximum(minimum(i * stride + stride / 2 - kPatch / 2, target.height - kPatch), 0),
               x = maximum(minimum(j * stride + stride / 2 - kPatch / 2, target.width - kPatch), 0);
     const FlowPatch patch(picture(direction < batch ? direction + batch : direction - batch), y, x);
-    const float xx = patch.xx + kLeastCurvature, yy = patch.yy + kLeastCurvature, xy = patch.xy, scale = 1.f / (xx * yy - xy * xy);
+    const float xx = patch.xx + kLeastCurvature, yy = patch.yy + kLeastCurvature, xy = patch.xy,
+                scale = 1.f / (xx * yy - xy * xy);
 
     float u = 0.f, v = 0.f;
     if (coarse.u) {
@@ -211,7 +212,8 @@ struct FlowSearch {
       float least = -1.f;
       const int64_t first = direction * coarse.nodes();
       for (int k = 0; k < 9; ++k) {
-        const int ci = clamp(place.near_y + k / 3 - 1, 0, coarse.rows - 1), cj = clamp(place.near_x + k % 3 - 1, 0, coarse.columns - 1);
+        const int ci = clamp(place.near_y + k / 3 - 1, 0, coarse.rows - 1),
+                  cj = clamp(place.near_x + k % 3 - 1, 0, coarse.columns - 1);
         const int64_t c = first + static_cast<int64_t>(ci) * coarse.columns + cj;
         const float cu = coarse.u[c] * scale_x, cv = coarse.v[c] * scale_y;
         if ((cu - first_u) * (cu - first_u) + (cv - first_v) * (cv - first_v) < kApart * kApart) continue;

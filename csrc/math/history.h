@@ -1,8 +1,8 @@
 // Where the eye has been: a decaying plane to which Gaussians at points are added.
 //
-// out = min(1, keep base + sum_p max(w_p, 0) exp(-|pixel - p|^2 / (2 s^2))), distances in pixels, pixel centres at (i + 0.5) / n. The
-// exponential is separable: one table along x and one along y for each point, and per pixel one product for each point that is
-// near enough to count. A point that is not finite counts nothing.
+// out = min(1, keep base + sum_p max(w_p, 0) exp(-|pixel - p|^2 / (2 s^2))), distances in pixels, pixel centres at (i + 0.5) / n.
+// The exponential is separable: one table along x and one along y for each point, and per pixel one product for each point that
+// is near enough to count. A point that is not finite counts nothing.
 #pragma once
 
 #include "luma.h"

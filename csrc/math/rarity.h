@@ -202,8 +202,7 @@ struct DifferenceMoments {
     }
     for (int i = 0; i < kFeatures; ++i) {
       out[i] = added(sum[i]);
-      for (int j = 0; j <= i; ++j)
-        out[kFeatures + i * kFeatures + j] = out[kFeatures + j * kFeatures + i] = added(square[i][j]);
+      for (int j = 0; j <= i; ++j) out[kFeatures + i * kFeatures + j] = out[kFeatures + j * kFeatures + i] = added(square[i][j]);
     }
   }
   TEXVLM_HD static double added(const double (&v)[kLanes]) {
@@ -290,8 +289,8 @@ struct SalienceRarity {
   }
 };
 
-// Adjoint. With g the gradient of the squared length, z = inverse (d - mean), q = sum of g z and Q = sum of g z z' over all places:
-// to d = 2 g z - 2 / N (Q (d - mean) + q). Item n: row n's share of q and Q of one pair, rows [B, h, kMoments].
+// Adjoint. With g the gradient of the squared length, z = inverse (d - mean), q = sum of g z and Q = sum of g z z' over all
+// places: to d = 2 g z - 2 / N (Q (d - mean) + q). Item n: row n's share of q and Q of one pair, rows [B, h, kMoments].
 template <class T, int C>
 struct RarityMoments {
   PairView<T> pair;

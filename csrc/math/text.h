@@ -1,9 +1,9 @@
 // Regions of text: statistics of strokes in cells of kTextCell pixels at several mip levels, and a small network over the cells.
 //
-// Writing differs from texture by its strokes: thin, with an edge of the opposite polarity on the other side, in all directions, on
-// a quiet ground, and with neighbours of the same kind. The statistics measure this per cell; four convolutions, trained by
-// benchmarks/_train_text.py, weigh them against those of the cells around. Sums run down each column of a cell, then along the row
-// of columns, in every form.
+// Writing differs from texture by its strokes: thin, with an edge of the opposite polarity on the other side, in all directions,
+// on a quiet ground, and with neighbours of the same kind. The statistics measure this per cell; four convolutions, trained by
+// benchmarks/_train_text.py, weigh them against those of the cells around. Sums run down each column of a cell, then along the
+// row of columns, in every form.
 #pragma once
 
 #include "enlarge.h"
@@ -73,8 +73,8 @@ struct TextLuma {
 
 // ---- statistics of a cell ----
 
-// What one texel adds to its cell: |gx|, |gy|, |gx + gy|, |gx - gy|, gx^2 + gy^2, gx, gy, darker along x, along y, lighter along x,
-// along y. l2, l1, r1, r2: the texels to both sides; u2, u1, d1, d2: above and below.
+// What one texel adds to its cell: |gx|, |gy|, |gx + gy|, |gx - gy|, gx^2 + gy^2, gx, gy, darker along x, along y, lighter along
+// x, along y. l2, l1, r1, r2: the texels to both sides; u2, u1, d1, d2: above and below.
 template <class A, class Add>
 TEXVLM_HD void stroke_terms(A v, A l2, A l1, A r1, A r2, A u2, A u1, A d1, A d2, const Add& add) {
   const A gx = (r1 - l1) * A(0.5), gy = (d1 - u1) * A(0.5);
@@ -92,9 +92,9 @@ TEXVLM_HD void stroke_terms(A v, A l2, A l1, A r1, A r2, A u2, A u1, A d1, A d2,
 }
 
 // Texel (y, x) is a cell; `level` of the texture is measured for statistics [slot * kLevelStatistics, ...) of `out`
-// [B, kTextStatistics + 1, rows, columns], as the network reads them. Slot 0 also writes how far the mean is above the smallest and
-// below the largest value, and, as the last plane, the plain mean |gx| + |gy|. A cell beyond the last texel of the level repeats the
-// last one.
+// [B, kTextStatistics + 1, rows, columns], as the network reads them. Slot 0 also writes how far the mean is above the smallest
+// and below the largest value, and, as the last plane, the plain mean |gx| + |gy|. A cell beyond the last texel of the level
+// repeats the last one.
 template <class T, int C>
 struct TextStatistics {
   TextureView<const T> texture;
@@ -142,8 +142,8 @@ struct TextStatistics {
       T column[kLevelStatistics] = {}, column_total = 0;
       for (int64_t i = ey.begin; i < ey.end; ++i) {
         const T* p = line(b, i);
-        stroke_terms(p[j], p[l2], p[l1], p[r1], p[r2], line(b, i - 2)[j], line(b, i - 1)[j], line(b, i + 1)[j],
-                     line(b, i + 2)[j], [&](int k, T v) { column[k] += v; });
+        stroke_terms(p[j], p[l2], p[l1], p[r1], p[r2], line(b, i - 2)[j], line(b, i - 1)[j], line(b, i + 1)[j], line(b, i + 2)[j],
+                     [&](int k, T v) { column[k] += v; });
         column_total += p[j];
         low = minimum(low, p[j]);
         high = maximum(high, p[j]);
@@ -291,14 +291,15 @@ struct TextScore {
     const T* edge = statistics + (b * (kTextStatistics + 1) + kTextStatistics) * rows * columns;
     T most = 0;
     for (int64_t i = maximum<int64_t>(y - 1, 0); i <= minimum(y + 1, rows - 1); ++i)
-      for (int64_t j = maximum<int64_t>(x - 1, 0); j <= minimum(x + 1, columns - 1); ++j) most = maximum(most, edge[i * columns + j]);
+      for (int64_t j = maximum<int64_t>(x - 1, 0); j <= minimum(x + 1, columns - 1); ++j)
+        most = maximum(most, edge[i * columns + j]);
     const int64_t at = (b * rows + y) * columns + x;
     out[at] = T(1) / (T(1) + std::exp(-logits[at])) * (most / (most + T(kTextQuiet)));
   }
 };
 
-// The scores of the cells read bilinearly at every pixel. The grid reaches beyond the picture where its last cells are partial, so
-// `from` is of the whole grid.
+// The scores of the cells read bilinearly at every pixel. The grid reaches beyond the picture where its last cells are partial,
+// so `from` is of the whole grid.
 template <class T, int C>
 struct TextPixels {
   Enlarged<Acc<T>> from;

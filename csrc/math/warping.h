@@ -33,12 +33,32 @@ struct FlowField {
     }
     to_x = static_cast<A>(x) + f[0], to_y = static_cast<A>(y) + f[1];
   }
+  // The same of n pixels of a row, and which of them have a source.
+  TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int n, A* TEXVLM_RESTRICT to_y, A* TEXVLM_RESTRICT to_x,
+                     int32_t* TEXVLM_RESTRICT found) const {
+    if (h == height && w == width) {
+      const A *TEXVLM_RESTRICT along = &flow.at(b, 0, y, x), *TEXVLM_RESTRICT down = &flow.at(b, 1, y, x);
+      const int64_t step = flow.stride_x;
+      const int first = static_cast<int>(x);
+      for (int j = 0; j < n; ++j) {
+        to_x[j] = static_cast<A>(first + j) + along[j * step];
+        to_y[j] = static_cast<A>(y) + down[j * step];
+      }
+    } else {
+      for (int j = 0; j < n; ++j) source(b, y, x + j, to_y[j], to_x[j]);
+    }
+    for (int j = 0; j < n; ++j) found[j] = finite(to_y[j]) & finite(to_x[j]);
+    if (occlusion.data)
+      for (int j = 0; j < n; ++j) found[j] &= !occluded(b, y, x + j);
+  }
   // Pixels of the planes per pixel of the flow, along x (0) and y (1).
   TEXVLM_HD A scale(int c) const {
     return static_cast<A>(static_cast<double>(c == 0 ? width : height) / static_cast<double>(c == 0 ? w : h));
   }
   TEXVLM_HD bool occluded(int64_t b, int64_t y, int64_t x) const {
-    return occlusion.data && occlusion.at(b, 0, (2 * y + 1) * h / (2 * height), (2 * x + 1) * w / (2 * width));
+    if (!occlusion.data) return false;
+    if (h == height && w == width) return occlusion.at(b, 0, y, x);
+    return occlusion.at(b, 0, (2 * y + 1) * h / (2 * height), (2 * x + 1) * w / (2 * width));
   }
 };
 
@@ -84,6 +104,44 @@ struct Warp {
       out[((b * channels + c) * field.height + y) * field.width + x] = static_cast<T>(value);
     }
   }
+
+#if defined(TEXVLM_HOST_LOOPS)
+  // Along one axis, of n pixels: offsets of the two texels, and the weight of the second.
+  TEXVLM_HD static void taps(const A* TEXVLM_RESTRICT at, int n, int64_t size, int64_t stride, int64_t* TEXVLM_RESTRICT first,
+                             int64_t* TEXVLM_RESTRICT second, A* TEXVLM_RESTRICT weight) {
+    for (int j = 0; j < n; ++j) {
+      const AxisLerp<A> lerp = axis_lerp_at(at[j], static_cast<int>(size), false);
+      first[j] = lerp.i0 * stride, second[j] = lerp.i1 * stride, weight[j] = lerp.w1;
+    }
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x)), column = static_cast<int>(x);
+      A to_y[kRun], to_x[kRun], wy[kRun], wx[kRun];
+      int64_t top[kRun], bottom[kRun], left[kRun], right[kRun];
+      int32_t found[kRun];
+      field.run(b, y, x, n, to_y, to_x, found);
+      for (int j = 0; j < n; ++j) {
+        to_y[j] = found[j] ? to_y[j] : static_cast<A>(y);
+        to_x[j] = found[j] ? to_x[j] : static_cast<A>(column + j);
+      }
+      taps(to_y, n, field.height, planes.stride_y, top, bottom, wy);
+      taps(to_x, n, field.width, planes.stride_x, left, right, wx);
+      for (int64_t c = 0; c < channels; ++c) {
+        const T* TEXVLM_RESTRICT from = &planes.at(b, c, 0, 0);
+        T* TEXVLM_RESTRICT to = out + ((b * channels + c) * field.height + y) * field.width + x;
+        for (int j = 0; j < n; ++j) {
+          const A t00 = static_cast<A>(from[top[j] + left[j]]), t01 = static_cast<A>(from[top[j] + right[j]]);
+          const A t10 = static_cast<A>(from[bottom[j] + left[j]]), t11 = static_cast<A>(from[bottom[j] + right[j]]);
+          const A above = wx[j] == A(0) ? t00 : (A(1) - wx[j]) * t00 + wx[j] * t01;
+          const A below = wx[j] == A(0) ? t10 : (A(1) - wx[j]) * t10 + wx[j] * t11;
+          const A value = wy[j] == A(0) ? above : (A(1) - wy[j]) * above + wy[j] * below;
+          to[j] = static_cast<T>((found[j] | static_cast<int>(field.stay)) ? value : fill);
+        }
+      }
+    }
+  }
+#endif
 };
 
 // Adjoint by the planes: what each pixel scatters, plane by plane. `to` [B, C, H, W], zero-filled.
@@ -152,7 +210,12 @@ struct FlowFieldAdjoint {
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     T sum[2] = {T(0), T(0)};
-    from.at(b, y, x, sum);
+    if (from.fine_h == from.h && from.fine_w == from.w) {
+      const T* const at = from.grad + ((b * from.h + y) * from.w + x) * 2;
+      sum[0] = at[0], sum[1] = at[1];
+    } else {
+      from.at(b, y, x, sum);
+    }
     out[((b * 2 + 0) * from.h + y) * from.w + x] = sum[0] * scale_x;
     out[((b * 2 + 1) * from.h + y) * from.w + x] = sum[1] * scale_y;
   }

@@ -83,7 +83,11 @@ class Patches:
         span = torch.arange(PATCH, dtype=planes.dtype)
         self.y = (top[:, None, None] + span[:, None]).expand(-1, PATCH, PATCH)
         self.x = (left[:, None, None] + span).expand(-1, PATCH, PATCH)
-        at = lambda dy, dx: read(planes, *((p + d).expand(len(planes), *p.shape) for p, d in ((self.y, dy), (self.x, dx))))
+
+        def at(dy: int, dx: int) -> Tensor:
+            shape = (len(planes), *self.y.shape)
+            return read(planes, (self.y + dy).expand(shape), (self.x + dx).expand(shape))
+
         self.luma = at(0, 0)
         self.dx = (at(0, 1) - at(0, -1)) / 2
         self.dy = (at(1, 0) - at(-1, 0)) / 2
@@ -101,9 +105,11 @@ def begin(patches: Patches, target: Tensor, prior: Tensor, y: Tensor, x: Tensor)
     """Return where each patch begins: the prior `[2, D, rows, columns]` at its node, or that of a prior node around if it fits better.
 
     Args:
-        patches, target: what is matched.
+        patches: what is matched.
+        target: `[D, h, w]` where.
         prior: flows in pixels of this level.
-        y, x: `[D, N]` the nodes, in units of the prior's grid.
+        y: `[D, N]` the nodes, in units of the prior's grid.
+        x: likewise.
     """
     rows, columns = prior.shape[2:]
     first_u, first_v = u, v = read_nodes(prior, y, x)
@@ -142,9 +148,9 @@ def search(patches: Patches, target: Tensor, u: Tensor, v: Tensor) -> tuple[Tens
 
 
 def smooth(found: Tensor, precision: tuple[Tensor, Tensor, Tensor], how: Pass) -> Tensor:
-    """Return the nodes `[2, D, rows, columns]` after Jacobi steps towards the minimum of
+    """Return the nodes `[2, D, rows, columns]` after Jacobi steps towards the smoothest flow that fits.
 
-    sum_p (u_p - found_p)' P_p (u_p - found_p) + smoothness sum_pq sqrt(|u_p - u_q|^2 + softness^2)
+    That is the minimum of sum_p (u_p - found_p)' P_p (u_p - found_p) + smoothness sum_pq sqrt(|u_p - u_q|^2 + softness^2)
 
     where a node at the border has itself for the neighbour that it lacks.
     """
@@ -167,7 +173,8 @@ def optical_flow(previous: Tensor, current: Tensor, finest: int | None = None) -
     """Return the flow from the current to the previous picture, and where it has nothing to point at.
 
     Args:
-        previous, current: `[B, C, H, W]`, C of 1, 3 or 4, float or uint8.
+        previous: `[B, C, H, W]`, C of 1, 3 or 4, float or uint8.
+        current: of the same shape.
         finest: the mip level down to which is searched.
 
     Returns:
@@ -199,8 +206,10 @@ def optical_flow(previous: Tensor, current: Tensor, finest: int | None = None) -
         how = FINEST if level == finest else COARSE if max(h, w) < COARSE_SIDE else MIDDLE
         rows, columns = -(-h // how.stride), -(-w // how.stride)
         i, j = (p.flatten() for p in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
-        corner = lambda k, n: (k * how.stride + how.stride // 2 - PATCH // 2).clamp(max=n - PATCH).clamp(min=0)
-        patches = Patches(template, corner(i, h).double(), corner(j, w).double())
+        top, left = (k * how.stride + how.stride // 2 - PATCH // 2 for k in (i, j))
+        patches = Patches(
+            template, top.clamp(max=h - PATCH).clamp(min=0).double(), left.clamp(max=w - PATCH).clamp(min=0).double()
+        )
         node_y, node_x = (((k + 0.5) * how.stride / n).expand(2 * batch, -1) for k, n in ((i, h), (j, w)))
         if prior is not None:
             above = levels[level + 1].shape

@@ -19,9 +19,13 @@ def gaussian_splat(
     """Return min(1, keep base + sum_p max(w_p, 0) exp(-d_p^2 / (2 s^2))), `[B, height, width]`.
 
     Args:
-        points: `[B, P, 2]` uv; with weights `[B, P]`, those that are not finite count nothing.
+        points: `[B, P, 2]` uv; those that are not finite count nothing.
+        weights: `[B, P]`, likewise.
         sigma: over the longer side; d and s are in pixels.
-        keep: what is left of `base` `[B, height, width]`.
+        height: of the result.
+        width: of the result.
+        keep: what is left of `base`.
+        base: `[B, height, width]`.
     """
     good = points.isfinite().all(-1) & weights.isfinite()
     points, weights = torch.where(good[..., None], points, 0), torch.where(good, weights, 0).clamp(min=0)

@@ -48,8 +48,10 @@ def motion(image: Tensor, previous: Tensor, flow: Tensor | None = None, occlusio
     """Return |luma - luma of the previous picture moved by flow|, `[B, H, W]` in the image's dtype (float32 for uint8).
 
     Args:
-        image, previous: `[B, C, H, W]`, C of 1, 3 or 4.
-        flow, occlusion: as in `warp`; where occluded or not finite, a pixel is compared with the one at its place.
+        image: `[B, C, H, W]`, C of 1, 3 or 4.
+        previous: of the same shape.
+        flow: as in `warp`; where it is occluded or not finite, a pixel is compared with the one at its place.
+        occlusion: as in `warp`.
     """
     light, before = (luma(rgb_planes(p)) for p in (image, previous))
     if flow is not None:
