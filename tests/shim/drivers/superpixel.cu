@@ -47,6 +47,7 @@ void run(Scene& s) {
       for (int64_t n = 0; n < count; ++n) f(b, n, 0, 1);
   };
   const auto texels = [&](const auto& f, int64_t h, int64_t w) {
+    if (h == 0 || w == 0) return;
     if constexpr (Kernel) return cuda::launch_texels(f, kBatch, 0, h, 0, w, 1, nullptr);
     for (int64_t b = 0; b < kBatch; ++b)
       for (int64_t y = 0; y < h; ++y)
