@@ -16,8 +16,8 @@ struct Candidate {
 
 // A block a picture. The edges are gathered in any order; ties are broken by the slot, which is the host's order.
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(MergeRegions<int32_t, 0> merge, int64_t batch) {
-  __shared__ Candidate candidates[kMergeThreads];
-  __shared__ int count;
+  TEXVLM_SHARED(candidates, Candidate[kMergeThreads]);
+  TEXVLM_SHARED(count, int);
   const int t = static_cast<int>(threadIdx.x);
   for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
     const Edges e = merge.edges(b);
