@@ -37,7 +37,7 @@ BUILT   := build/.built-$(subst /,_,$(VENV))
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-15s %s\n' "$$verb" "$$text"; done
 
-setup: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## environment, dependencies and the compiled extension
+setup: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## environment, dependencies and the compiled extension
 	@$(SAY) "ready: $(PY)"
 
 build: $(BUILT) ## compile what changed
@@ -45,10 +45,10 @@ build: $(BUILT) ## compile what changed
 demo: $(BUILT) $(VENV)/.extra-demo ## one picture: what texvlm sees in a photograph, and what it keeps
 	@$(PY) -m texvlm view "$${IMAGE:-$$($(PY) -m texvlm.cli.photo)}" -o "$(OUT)" $(ARGS)
 
-test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## all tests (make test ARGS="-k pyramid")
+test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.tried-ocr $(VENV)/.gl ## all tests (make test ARGS="-k pyramid")
 	@$(PY) -m pytest $(ARGS)
 
-sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test ## the tests under AddressSanitizer and UBSan, on a build of their own
+sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
 	@$(PY) -m pytest -m sanitizers tests/test_sanitizers.py $(ARGS)
 
 test-cuda-build: ## all tests on a build beside the CUDA flavour of torch: a copy and an environment of about 5 GB, thrown away after
@@ -77,7 +77,7 @@ fmt: $(VENV)/.extra-dev ## ruff and clang-format: mend in place
 	@ruff check --fix-only . ; ruff format . ; clang-format -i $(CPP)
 
 clean: ## remove what was built (the environment stays; rm -rf .venv removes that too)
-	@rm -rf build dist *.egg-info texvlm/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist *.egg-info texvlm/*.so texvlm/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0r rm -rf
 
 # --- the environment ---------------------------------------------------------------------------------------------------------------
@@ -101,6 +101,26 @@ $(VENV)/.extra-%: pyproject.toml $(VENV)/.torch
 	@$(SAY) "installing the extra '$*'"
 	@$(PY) -c 'import importlib, sys; toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli"); print("\n".join(toml.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]))' > $(VENV)/extra-$*.txt
 	@$(PIP) install -qq --no-input -c $(VENV)/constraints.txt -r $(VENV)/extra-$*.txt
+	@touch $@
+
+# OpenGL without a display, for the GL tests: system packages, once, where apt-get can install them without asking anybody.
+GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
+GL_THERE := $(PY) -c 'import sys; from ctypes.util import find_library as f; sys.exit(not (f("EGL") and (f("EGL_mesa") or f("EGL_nvidia"))))'
+$(VENV)/.gl: $(VENV)/.torch
+	@if ! $(GL_THERE) && command -v apt-get >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ]; then as=env; elif sudo -n true 2>/dev/null; then as="sudo -n env"; else as=false; fi; \
+	  apt() { timeout -k 10 $$1 $$as DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=60 "$${@:2}" >/dev/null 2>&1; }; \
+	  if [ "$$as" != false ]; then \
+	    $(SAY) "installing $(GL_PACKAGES), once"; \
+	    apt 240 install --no-install-recommends $(GL_PACKAGES) || { apt 120 update && apt 240 install --no-install-recommends $(GL_PACKAGES); } || true; \
+	  fi; \
+	fi
+	@$(GL_THERE) || echo "no OpenGL here, and it cannot be installed from here: the GL part is skipped (Debian, Ubuntu: apt-get install $(GL_PACKAGES))"
+	@touch $@
+
+# Trained weights on a runtime that not every platform has wheels of: where it cannot be installed, its tests skip and say so.
+$(VENV)/.tried-%: pyproject.toml $(VENV)/.torch
+	@$(MAKE) $(VENV)/.extra-$* || echo "the extra '$*' could not be installed: its tests will skip"
 	@touch $@
 
 # In place, so that a changed source recompiles only what it reaches (ninja keeps the books in build/).

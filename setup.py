@@ -1,8 +1,10 @@
-"""Builds texvlm/libtexvlm.so, all ops in C++ and, wherever nvcc is found, CUDA, for Python and C++ programs alike; and texvlm._C,
-which loads it and binds what is not an op.
+"""Builds texvlm/lib/libtexvlm.so, all ops for Python and C++ programs alike, and texvlm._C, which loads it and binds what is not an op.
+
+CUDA sources are compiled wherever nvcc is found.
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
-TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; MAX_JOBS limits the compiler processes.
+TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
+tests/shim); MAX_JOBS limits the compiler processes.
 """
 
 from __future__ import annotations
@@ -66,12 +68,28 @@ def cuda_archs() -> list[str]:
     return ["75", "80", "86", "89", "90", "100", "120"]
 
 
-LIBRARY = "texvlm.libtexvlm"
+LIBRARY = "texvlm.lib.libtexvlm"  # in a folder that is no package: it is nothing to import
+
+
+def emulated_kernels() -> list[str]:
+    """The CUDA sources as C++: each in a file of its own that first includes the shim, which lets g++ compile them."""
+    folder = ROOT / "build" / "emulated"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (ROOT / "csrc" / "cuda").glob("*.cu"):
+        name = path.relative_to(ROOT)
+        wrapper, text = (
+            folder / f"{path.stem}.cpp",
+            f'#define TEXVLM_SHIM_SOURCE "{name}"\n#include <cuda_runtime.h>\n#include "../../{name}"\n',
+        )
+        if not wrapper.exists() or wrapper.read_text() != text:
+            wrapper.write_text(text)
+    return sorted(str(p.relative_to(ROOT)) for p in [*folder.glob("*.cpp"), *(ROOT / "tests" / "shim").glob("*.cpp")])
 
 
 def extensions() -> list[setuptools.Extension]:
     binding = "csrc/bind.cpp"
     sources = sorted({str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp")} - {binding})
+    sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "gl").glob("*.cpp"))
     headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
         str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
     )
@@ -90,17 +108,27 @@ def extensions() -> list[setuptools.Extension]:
         "-Wno-unknown-pragmas",
         "-Wno-psabi",
     ]
-    link: list[str] = []
+    link = ["-ldl", "-pthread"]  # csrc/gl opens libEGL at run time, in threads of its own
     define: list[tuple[str, str | None]] = []
     make = cpp_extension.CppExtension
-    kwargs: dict[str, object] = {}
+    kwargs: dict[str, list[str]] = {}
     if os.environ.get("TEXVLM_SANITIZE") == "1":
         sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
         cxx = [*[f for f in cxx if f not in ("-O3", "-g0")], "-O1", "-g1", *sanitize]
         link += sanitize
         define.append(("TEXVLM_NO_ISA_DISPATCH", None))
     compile_args = {"cxx": cxx}
-    if home := cuda_home():
+    if os.environ.get("TEXVLM_EMULATE") == "1":
+        sources += emulated_kernels()
+        headers += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / "shim").glob("*.h"))
+        kwargs = {"include_dirs": [str(ROOT / "tests" / "shim")]}
+        define += [
+            ("TEXVLM_WITH_CUDA", None),
+            ("TEXVLM_EMULATE", None),
+            ("TEXVLM_CUDA_ARCHS", "emulated"),
+            ("TEXVLM_CUDA_VERSION", "emulated"),
+        ]
+    elif home := cuda_home():
         archs = cuda_archs()
         gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [
             f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"
@@ -121,10 +149,22 @@ def extensions() -> list[setuptools.Extension]:
                 "library_dirs": [str(home / d) for d in ("lib64", "targets/x86_64-linux/lib") if (home / d).exists()],
                 "include_dirs": [str(home / "include")],
             }
-    common = {"define_macros": define, "extra_compile_args": compile_args, "depends": headers, **kwargs}
-    library = make(LIBRARY, sources, extra_link_args=[*link, "-Wl,-soname,libtexvlm.so"], **common)
+
+    def build(name: str, sources: list[str], link_args: list[str]) -> setuptools.Extension:
+        lists = {key: list(value) for key, value in kwargs.items()}  # torch appends to what it is given
+        return make(
+            name,
+            sources,
+            define_macros=define,
+            extra_compile_args=compile_args,
+            extra_link_args=[*link, *link_args],
+            depends=headers,
+            **lists,
+        )
+
+    library = build(LIBRARY, sources, ["-Wl,-soname,libtexvlm.so"])
     library.libraries.remove("torch_python")  # programs without Python load it too
-    module = make("texvlm._C", [binding], extra_link_args=[*link, "-Wl,-rpath,$ORIGIN"], **common)
+    module = build("texvlm._C", [binding], ["-Wl,-rpath,$ORIGIN/lib"])
     module.libraries.append("texvlm")
     return [library, module]
 
@@ -135,20 +175,21 @@ class Build(cpp_extension.BuildExtension):
     def get_ext_filename(self, ext_name: str) -> str:
         """The library has a plain name: what it holds does not depend on the version of Python."""
         path = super().get_ext_filename(ext_name)
-        return os.path.join(os.path.dirname(path)) if ext_name.endswith("libtexvlm") else path
+        return os.path.join(os.path.dirname(path), "libtexvlm.so") if ext_name.endswith("libtexvlm") else path
 
     def build_extensions(self) -> None:
         """Builds with MAX_JOBS set."""
         if "MAX_JOBS" not in os.environ:
             pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
             os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))
-        self.extensions[1].library_dirs.append(os.path.join(self.build_lib, "texvlm"))
+        if self.inplace:
+            (ROOT / "texvlm" / "lib").mkdir(exist_ok=True)
+        self.extensions[1].library_dirs.append(os.path.join(self.build_lib, "texvlm", "lib"))
         super().build_extensions()
 
 
 setup(
     packages=find_packages(include=["texvlm", "texvlm.*"]),
-    package_data={"texvlm": ["py.typed", "libtexvlm.so", "include/texvlm/*.h", "cmake/*.cmake"]},
     ext_modules=extensions(),
     cmdclass={"build_ext": Build},
     zip_safe=False,

@@ -38,6 +38,7 @@ PACKAGES = (
     "torch",
     "texvlm",
     "numpy",
+    "opencv-contrib-python-headless",
     "opencv-python-headless",
     "opencv-python",
     "scipy",

@@ -36,7 +36,7 @@ def stages(bench: Bench, image: torch.Tensor, texture: texvlm.Texture) -> None:
     channels, weights = [texture.index(name) for name in SCORE_CHANNELS], list(SCORE_WEIGHTS.values())
     texel = FLOAT * data.shape[2]
     level0 = texel * SIDE * SIDE
-    calls = {US: lambda: torch.ops.texvlm.build_channels(image, table, 1)}
+    calls = {US: lambda: torch.ops.texvlm.build_channels(image, table, 1, [], [])}
     bench.compare("channels (5 planes of level 0)", calls, moves=FLOAT * image.numel() + level0, fresh=True)
     calls = {US: lambda: torch.ops.texvlm.update_mipmaps(data, *shape)}
     bench.compare("pyramid (levels above 0)", calls, moves=texel * data.shape[1])

@@ -22,7 +22,7 @@ LOCAL = [i for i in texvlm.MINIMAL if i not in (8, 34)]
 
 
 def build(image: torch.Tensor, channels: list[int], levels: int, **keywords: torch.Tensor) -> Call:
-    return lambda: torch.ops.texvlm.build_channels(image, channels, levels, **keywords)
+    return lambda: torch.ops.texvlm.build_channels(image, channels, levels, [], [], **keywords)
 
 
 def opencv_local(image: torch.Tensor) -> Call | None:
@@ -93,7 +93,7 @@ def main() -> int:
             bench.gate("peak memory over the texture's", peak / (FLOAT * len(minimal) * TEXELS), at_most=1.5)
 
     picture = image.clone().requires_grad_()
-    data = torch.ops.texvlm.build_channels(picture, minimal, LEVELS)
+    data = torch.ops.texvlm.build_channels(picture, minimal, LEVELS, [], [])
     grad = torch.ones_like(data)
     back = bench.compare("backward, all 13", {US: lambda: torch.autograd.grad(data, picture, grad, retain_graph=True)})
     return bench.finish(

@@ -34,6 +34,7 @@ def masks() -> dict[str, torch.Tensor]:
     point[0, SIDE // 3, SIDE // 5] = True
     return {
         "edges of a picture": edge > 2 * edge.mean(),
+        "3 pixels in 10": torch.rand(1, SIDE, SIDE) < 0.3,
         "1 pixel in 1000": torch.rand(1, SIDE, SIDE) < 1e-3,
         "1 pixel in 100,000": torch.rand(1, SIDE, SIDE) < 1e-5,
         "one pixel": point,
@@ -67,14 +68,19 @@ def main() -> int:
     ratios = {}
     for name, mask in masks().items():
         calls = {US: lambda m=mask: texvlm.distance_transform(m), **peers(mask)}
+        if name == "edges of a picture":
+            calls["texvlm, jump flooding"] = lambda m=mask: texvlm.distance_transform(m, method="jfa")
         times = bench.compare(f"{name}: {int(mask.sum())} True pixels", calls, moves=BYTES, fresh=True)
         for peer in calls:
-            if peer != US:
+            if not peer.startswith(US):
                 ratios.setdefault(peer, []).append(times.ratio(peer))
         exact = calls.get("SciPy edt")
         if exact is not None:
             wrong = int((calls[US]()[0][0] != torch.from_numpy(exact()).square().round().long()).sum())
             bench.gate("pixels that differ from SciPy", wrong, at_most=0)
+        for peer, wanted in (("OpenCV PRECISE", 1.5), ("SciPy edt", 10)):
+            if peer in calls:
+                bench.gate(f"times as fast as {peer}", times.ratio(peer), at_least=wanted)
         if name == "edges of a picture":
             bench.gate("milliseconds", 1e3 * times.median(), at_most=15)
     small = masks()["1 pixel in 1000"][:, :256, :256]

@@ -1,11 +1,14 @@
-// texvlm._C: build information and the memory cache. Everything that takes a tensor goes through torch.ops.texvlm.
+// texvlm._C: build information, the memory cache and the OpenGL contexts. Everything that takes a tensor goes through
+// torch.ops.texvlm.
 #include <pybind11/pybind11.h>
 #include <torch/version.h>
 
 #include <vector>
 
+#include "gl/worker.h"
 #include "launch.h"
 #include "memory.h"
+#include "texture_cache.h"
 
 #define TEXVLM_STRING_(x) #x
 #define TEXVLM_STRING(x) TEXVLM_STRING_(x)
@@ -36,6 +39,56 @@ PYBIND11_MODULE(_C, m) {
       "What this extension was built with: cuda, cuda_archs, cuda_version, compiler, torch, and cpu, the instruction set in use.");
   m.def("cached_bytes", &texvlm::cached_bytes, "Bytes of freed CPU buffers kept for the next large tensor.");
   m.def("empty_cache", &texvlm::empty_cache, "Returns the kept CPU buffers to the system.");
+  m.def(
+      "gl_status",
+      [](int cuda_device) {
+        namespace py = pybind11;
+        texvlm::gl::Status s;
+        {
+          const py::gil_scoped_release unlocked;
+          s = texvlm::gl::status(cuda_device);
+        }
+        py::dict info;
+        info["vendor"] = s.vendor, info["renderer"] = s.renderer, info["version"] = s.version, info["platform"] = s.platform;
+        info["max_size"] = s.max_size, info["max_layers"] = s.max_layers;
+        info["even_from_ours"] = s.filter.even_from_ours, info["odd_from_ours"] = s.filter.odd_from_ours;
+        info["odd_from_bilinear"] = s.filter.odd_from_bilinear;
+        return info;
+      },
+      "The OpenGL context for a CUDA device (-1: for host memory) and its filter. RuntimeError with one line where there is none.");
+  m.def(
+      "gl_statistics",
+      [] {
+        const texvlm::gl::Statistics s = texvlm::gl::statistics();
+        pybind11::dict info;
+        info["contexts"] = s.contexts, info["textures_made"] = s.textures_made, info["textures"] = s.textures;
+        info["texture_bytes"] = s.texture_bytes, info["registered"] = s.registered, info["layered"] = s.layered;
+        info["generated"] = s.generated;
+        info["upload_seconds"] = s.upload_seconds, info["generate_seconds"] = s.generate_seconds;
+        info["read_seconds"] = s.read_seconds;
+        return info;
+      },
+      "What OpenGL has done in this process and holds now.");
+  m.def("gl_profile", &texvlm::gl::profile, "Whether each step of the GL path is waited for and timed.");
+  m.def("gl_close", &texvlm::gl::close, pybind11::call_guard<pybind11::gil_scoped_release>(), "Ends the OpenGL threads.");
+  m.def("gl_simulate_loss", &texvlm::gl::simulate_loss, "For tests: the next checks find the OpenGL context lost.");
+  m.def(
+      "texture_cache_stats",
+      [] {
+        const texvlm::TextureCacheStats s = texvlm::texture_cache_stats();
+        pybind11::dict stats;
+        stats["arrays"] = s.arrays;
+        stats["bytes"] = s.bytes;
+        stats["limit"] = s.limit;
+        stats["held"] = s.held;
+        stats["hits"] = s.hits;
+        stats["fills"] = s.fills;
+        stats["created"] = s.created;
+        stats["evicted"] = s.evicted;
+        return stats;
+      },
+      "The cache of texture arrays: arrays, bytes, limit, held (by CUDA graphs); hits, fills, created, evicted since the start.");
+  m.def("empty_texture_cache", &texvlm::empty_texture_cache, "Frees the kept texture arrays, but those that CUDA graphs hold.");
 #if defined(__SANITIZE_ADDRESS__)
   m.def(
       "overflow",

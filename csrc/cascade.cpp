@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "autograd.h"
+#include "cuda/cascade.h"
 #include "launch.h"
 #include "tensor.h"
 
@@ -36,7 +37,11 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
     using T = typename decltype(tag)::type;
     const TopKView<T> view{pointer<const T>(scores), scores.stride(0),         scores.stride(1), count, kept,
                            pointer<T>(values),       pointer<int64_t>(indices)};
-    if (on_cuda(scores.device())) return for_each_item<host::kFast<T>>(scores.device(), batch, count, 1, RankScores<T, 0>{view});
+    if (on_cuda(scores.device())) {
+      const c10::DeviceGuard guard(scores.device());
+      const Tensor workspace = new_tensor({cuda::topk_workspace<T>(batch, count, kept)}, at::kByte, scores.device());
+      return cuda::topk(view, batch, workspace.data_ptr(), current_stream(scores.device()));
+    }
     const int64_t bytes = SelectRow<T>::workspace_bytes(count, kept);
     const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
     const SelectRow<T> row{view, pointer<char>(workspace), bytes};
@@ -62,6 +67,26 @@ Tensor select_topk_backward(const Tensor& grad, const Tensor& indices, int64_t c
     for_each_item<host::kFast<T>>(grad.device(), grad.size(0), grad.size(1), 4, scatter);
   });
   return out;
+}
+
+std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
+  const char* op = "compact";
+  check_shape(op, "mask", mask, "[B, N]", {-1, -1});
+  check_dtype(op, "mask", mask, at::kBool, "");
+  const int64_t batch = mask.size(0), count = mask.size(1);
+  const Tensor indices = new_tensor({batch, count}, at::kLong, mask.device());
+  const Tensor set = new_tensor({batch}, at::kLong, mask.device());
+  if (batch == 0) return {indices, set};
+  const CompactView view{pointer<const bool>(mask), mask.stride(0),       mask.stride(1), count,
+                         pointer<int64_t>(indices), pointer<int64_t>(set)};
+  if (on_cuda(mask.device())) {
+    const c10::DeviceGuard guard(mask.device());
+    const Tensor workspace = new_tensor({cuda::compact_workspace(batch, count)}, at::kByte, mask.device());
+    cuda::compact(view, batch, workspace.data_ptr(), current_stream(mask.device()));
+  } else {
+    host::parallel(batch, count, [&](int64_t begin, int64_t end) { host::each_row_any<0>(CompactRow{view}, begin, end); });
+  }
+  return {indices, set};
 }
 
 constexpr int64_t kMaxCell = int64_t{1} << 20,
@@ -188,13 +213,15 @@ std::tuple<Tensor, Tensor> select_topk_autocast(const Tensor& scores, int64_t k)
 #define TEXVLM_CASCADE_KERNELS                          \
   m.impl("select_topk", select_topk);                   \
   m.impl("select_topk_backward", select_topk_backward); \
-  m.impl("score_cells", score_cells)
+  m.impl("score_cells", score_cells);                   \
+  m.impl("compact", compact)
 TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_CASCADE_KERNELS; }
 TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_CASCADE_KERNELS; }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("select_topk", select_topk_autograd);
   m.impl("select_topk_backward", select_topk_backward_autograd);
   m.impl("score_cells", torch::autograd::autogradNotImplementedFallback());
+  m.impl("compact", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("select_topk", select_topk_autocast); }
 TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("select_topk", select_topk_autocast); }

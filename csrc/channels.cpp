@@ -5,6 +5,7 @@
 // the pictures.
 #include "math/channels.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "autograd.h"
@@ -17,12 +18,13 @@ namespace {
 
 using Maybe = const std::optional<Tensor>&;
 
-// Reducers of all channels of CHANNELS; those that this version does not build are zero, whatever reduces them.
+// Reducers of all channels of CHANNELS.
 std::vector<std::string> reducers_of(at::IntArrayRef channels) {
   std::vector<std::string> names;
   for (const int64_t c : channels) {
-    const bool max = c == kEdge || c == kContrastEdge || c == kMotion || c == 17 || (c >= 37 && c <= 39);
-    names.emplace_back(max ? "max" : c == kEdgeDistance ? "min" : c == 12 ? "mode" : "mean");
+    const bool max =
+        c == kEdge || c == kContrastEdge || c == kMotion || c == kFixationHistory || (c >= kGazeHistory && c <= kText);
+    names.emplace_back(max ? "max" : c == kEdgeDistance ? "min" : c == kCluster ? "mode" : "mean");
   }
   return names;
 }
@@ -44,9 +46,34 @@ struct Request {
   Levels levels;
   Reducers reducers;
   ChannelList list;
+  std::vector<int64_t> formulas;  // the channels that are not handed in
+  std::vector<Tensor> given;      // contiguous, in the arithmetic's dtype
 };
 
-Request request(const char* op, const Tensor& image, at::IntArrayRef channels, int64_t levels, Maybe previous, Maybe fixation) {
+// The planes that are handed in: [B, n, H or less, W or less] each, n channels of `ids` in turn.
+std::vector<Tensor> check_given(const char* op, const Tensor& image, at::TensorList given, at::IntArrayRef ids) {
+  std::vector<Tensor> out;
+  size_t count = 0;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const Tensor& plane = given[i];
+    const std::string name = "given[" + std::to_string(i) + "]";
+    check_shape(op, name.c_str(), plane, "[B, n, h, w]", {image.size(0), -1, -1, -1});
+    check_texel_dtype(op, name.c_str(), plane.scalar_type());
+    check_same_device(op, name.c_str(), plane, image);
+    TEXVLM_CHECK(plane.size(2) >= 1 && plane.size(3) >= 1 && plane.size(2) <= image.size(2) && plane.size(3) <= image.size(3), op,
+                 name, "at least 1 x 1 and at most as large as the picture, " + shape_of(image), shape_of(plane));
+    count += static_cast<size_t>(plane.size(1));
+    out.push_back(plane.to(image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous());
+  }
+  TEXVLM_CHECK(ids.size() == count, op, "given_channels", "one index per given plane, " + std::to_string(count), ids.size());
+  for (size_t i = 0; i < ids.size(); ++i)
+    TEXVLM_CHECK(ids[i] >= 0 && ids[i] < kChannels && place_of(ids, ids[i]) == static_cast<int64_t>(i), op, "given_channels",
+                 "distinct indices from 0 to " + std::to_string(kChannels - 1), ids);
+  return out;
+}
+
+Request request(const char* op, const Tensor& image, at::IntArrayRef channels, int64_t levels, Maybe previous, Maybe fixation,
+                at::TensorList given, at::IntArrayRef given_channels) {
   check_picture(op, "image", image);
   check_previous(op, previous, image);
   Request r{};
@@ -70,9 +97,12 @@ Request request(const char* op, const Tensor& image, at::IntArrayRef channels, i
     check_same_device(op, "fixation", *fixation, image);
     r.fixation = fixation->contiguous();
   }
-  if (wants(channels, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kSaliency, kEdgeDistance}))
+  r.given = check_given(op, image, given, given_channels);
+  for (const int64_t c : channels)
+    if (place_of(given_channels, c) < 0) r.formulas.push_back(c);
+  if (wants(r.formulas, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kEdgeDistance}))
     r.picture.luma = luma_plane(r.picture.image);
-  if (wants(channels, {kEdge, kSaliency, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
+  if (wants(r.formulas, {kEdge, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
   return r;
 }
 
@@ -89,24 +119,19 @@ template <class A>
 Tensor distance_plane(const Picture& picture) {
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = picture.edge.device();
-  const Tensor rows = new_tensor({batch, height, static_cast<int64_t>(sizeof(MapStats<A>))}, at::kByte, device);
-  const Tensor threshold = new_tensor({batch}, at::kDouble, device);
-  const A* const edge = pointer<const A>(picture.edge);
-  const A* const nothing = nullptr;
-  for_each_item<RowStats, A>(device, batch, height, width, edge, nothing, int64_t{1}, pointer<MapStats<A>>(rows), height, width);
-  for_each_item<EdgeThreshold, A>(device, batch, int64_t{1}, height, pointer<const MapStats<A>>(rows), pointer<double>(threshold),
-                                  height, width);
+  const Tensor threshold = edge_threshold(picture.edge);
   Tensor out = new_tensor({batch, height, width}, picture.edge.scalar_type(), device);
-  run_distance(device, batch, height, width, AboveMask<A>{edge, pointer<const double>(threshold), height, width},
+  run_distance(device, batch, height, width,
+               AboveMask<A>{pointer<const A>(picture.edge), pointer<const double>(threshold), height, width},
                DiagonalSink<A>{pointer<A>(out), height, width});
   return out;
 }
 
-Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype,
-                      Maybe previous, Maybe fixation) {
+Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
+                      at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
   const char* op = "build_channels";
   const at::ScalarType texel = dtype.value_or(image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type());
-  const Request r = request(op, image, channels, levels, previous, fixation);
+  const Request r = request(op, image, channels, levels, previous, fixation, given, given_channels);
   check_texel_dtype(op, "dtype", texel);
   const Picture& picture = r.picture;
   const int64_t height = picture.height(), width = picture.width();
@@ -116,15 +141,23 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
     using A = Acc<S>;
     const auto view = [](const Tensor& plane) -> const A* { return plane.defined() ? pointer<const A>(plane) : nullptr; };
     Tensor contrast, distance, map;
-    if (wants(channels, {kSaliency})) map = salience_map(picture);
-    if (wants(channels, {kContrastEdge})) contrast = contrast_plane<A>(picture);
-    if (wants(channels, {kEdgeDistance})) distance = distance_plane<A>(picture);
-    const ChannelPlanes<A> planes{view(picture.luma),
-                                  view(picture.edge),
-                                  view(contrast),
-                                  view(distance),
-                                  map.defined() ? enlarged<A>(map, height, width) : Enlarged<A>{},
-                                  view(r.fixation)};
+    if (wants(r.formulas, {kSaliency})) map = salience_map(picture);
+    if (wants(r.formulas, {kContrastEdge})) contrast = contrast_plane<A>(picture);
+    if (wants(r.formulas, {kEdgeDistance})) distance = distance_plane<A>(picture);
+    ChannelPlanes<A> planes{view(picture.luma),
+                            view(picture.edge),
+                            view(contrast),
+                            view(distance),
+                            map.defined() ? enlarged<A>(map, height, width) : Enlarged<A>{},
+                            view(r.fixation),
+                            {}};
+    size_t at = 0;
+    for (const Tensor& tensor : r.given) {
+      const int64_t h = tensor.size(2), w = tensor.size(3);
+      for (int64_t i = 0; i < tensor.size(1); ++i, ++at)
+        planes.given[given_channels[at]] = {view(tensor) + i * h * w, tensor.size(1) * h * w, h, w,
+                                            given_channels[at] == kCluster};
+    }
     dispatch_texel(texel, [&](auto tag) {
       using T = typename decltype(tag)::type;
       for_each_pixel<ChannelTexels<S>::template For, T>(image.device(), picture.all(), Work{data.size(2), data.size(2)},
@@ -136,9 +169,31 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
   return data;
 }
 
-using Signature = Tensor(const Tensor&, at::IntArrayRef, int64_t, std::optional<at::ScalarType>, Maybe, Maybe);
-using BackwardSignature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef,
-                                                             int64_t, std::array<bool, 3>, Maybe, Maybe);
+using Signature = Tensor(const Tensor&, at::IntArrayRef, int64_t, at::TensorList, at::IntArrayRef, std::optional<at::ScalarType>,
+                         Maybe, Maybe);
+using BackwardSignature = std::vector<Tensor>(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, int64_t,
+                                              at::TensorList, at::IntArrayRef, c10::List<bool>, Maybe, Maybe);
+
+// The gradient of one given tensor, from that of level 0 [B, C, H, W]; `first`: where its channels begin in given_channels.
+Tensor given_gradient(const Tensor& level0, const Tensor& given, at::IntArrayRef channels, at::IntArrayRef given_channels,
+                      size_t first) {
+  const int64_t batch = given.size(0), count = given.size(1), h = given.size(2), w = given.size(3);
+  Tensor out = new_tensor(given.sizes(), given.scalar_type(), given.device());
+  Places place{};
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t id = given_channels[first + i];
+    place.at[i] = static_cast<int8_t>(id == kCluster ? -1 : place_of(channels, id));
+  }
+  const auto run = [&](auto tag) {
+    using A = typename decltype(tag)::type;
+    const int64_t cost = count * maximum<int64_t>(1, 4 * level0.size(2) * level0.size(3) / (h * w));
+    for_each_pixel<GivenAdjoint, A>(given.device(), {batch, 0, h, 0, w}, Work{count, cost}, pointer<const A>(level0),
+                                    level0.size(1), level0.size(2), level0.size(3), pointer<const A>(given), pointer<A>(out),
+                                    count, h, w, place);
+  };
+  given.scalar_type() == at::kDouble ? run(Tag<double>{}) : run(Tag<float>{});
+  return out;
+}
 
 // The gradient of contrast_edge into luma.
 template <class A>
@@ -170,11 +225,14 @@ Tensor fixation_gradient(const Tensor& grad, const Tensor& fixation) {  // grad 
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, const Tensor& data, const Tensor& image,
-                                                           at::IntArrayRef channels, int64_t levels, std::array<bool, 3> mask,
-                                                           Maybe previous, Maybe fixation) {
+// Gradients of image, previous, fixation and each given tensor; empty where the mask does not want one (a list holds no undefined
+// tensors in schemas).
+std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& data, const Tensor& image, at::IntArrayRef channels,
+                                            int64_t levels, at::TensorList given, at::IntArrayRef given_channels,
+                                            c10::List<bool> mask, Maybe previous, Maybe fixation) {
   const char* op = "build_channels_backward";
-  const Request r = request(op, image, channels, levels, previous, fixation);
+  const Request r = request(op, image, channels, levels, previous, fixation, given, given_channels);
+  TEXVLM_CHECK(mask.size() == 3 + given.size(), op, "mask", "3 flags and one per given tensor", mask.size());
   const Picture& picture = r.picture;
   const int64_t height = picture.height(), width = picture.width();
   check_shape(op, "grad", grad, "[B, T, C]", {picture.batch(), r.levels.texels, r.list.count});
@@ -185,22 +243,22 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
                             .to(picture.image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   const auto incoming = [&](int64_t id) {  // [B, H, W], or undefined where the channel was not asked for
     const int64_t at = place_of(channels, id);
-    return at < 0 ? Tensor() : level0.select(1, at);
+    return at < 0 || place_of(r.formulas, id) < 0 ? Tensor() : level0.select(1, at);
   };
-  const bool moves = picture.previous.defined() && wants(channels, {kMotion, kSaliency});
+  const bool moves = picture.previous.defined() && wants(r.formulas, {kMotion, kSaliency});
   PlaneGradients to;
   if (picture.luma.defined()) to.luma = at::zeros_like(picture.luma);
-  if (moves) to.previous_luma = at::zeros_like(picture.luma);
+  if (moves && wants(r.formulas, {kMotion})) to.previous_luma = at::zeros_like(picture.luma);
   if (mask[0] || (mask[1] && moves)) {
     dispatch_picture(picture.image, [&](auto tag) {
       using A = Acc<typename decltype(tag)::type>;
-      if (wants(channels, {kRed, kGreen, kBlue})) {
+      if (wants(r.formulas, {kRed, kGreen, kBlue})) {
         to.rgb = level0;
-        for (int64_t c = 0; c < 3; ++c) to.at[c] = place_of(channels, c);
+        for (int64_t c = 0; c < 3; ++c) to.at[c] = place_of(r.formulas, c) < 0 ? -1 : place_of(channels, c);
       }
-      if (wants(channels, {kEdge})) add_sobel_adjoint(picture.luma, incoming(kEdge), kEdgeScale, false, to.luma);
-      if (wants(channels, {kContrastEdge})) add_contrast_adjoint<A>(picture, incoming(kContrastEdge), to.luma);
-      if (wants(channels, {kHighPass, kLowPass})) {
+      if (wants(r.formulas, {kEdge})) add_sobel_adjoint(picture.luma, incoming(kEdge), kEdgeScale, false, to.luma);
+      if (wants(r.formulas, {kContrastEdge})) add_contrast_adjoint<A>(picture, incoming(kContrastEdge), to.luma);
+      if (wants(r.formulas, {kHighPass, kLowPass})) {
         const auto view = [](const Tensor& g) {
           return g.defined() ? ImageView<const A>{pointer<const A>(g), g.stride(0), 0, g.stride(1), g.stride(2)}
                              : ImageView<const A>{};
@@ -208,14 +266,9 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
         for_each_pixel<PassAdjoint, A>(image.device(), picture.all(), Work{1, 8}, view(incoming(kHighPass)),
                                        view(incoming(kLowPass)), pointer<A>(to.luma), height, width);
       }
-      if (moves && wants(channels, {kMotion})) add_motion_adjoint(picture, incoming(kMotion), to);
-      if (wants(channels, {kSaliency})) {
-        to.salience = salience_map_backward(incoming(kSaliency), picture);
-        if (to.salience.defined()) {
-          add_sobel_adjoint(picture.luma, to.salience.select(1, 3), kEdgeScale, false, to.luma);
-          if (moves) add_motion_adjoint(picture, to.salience.select(1, 4), to);
-        }
-      }
+      if (moves && wants(r.formulas, {kMotion})) add_motion_adjoint(picture, incoming(kMotion), to);
+      if (wants(r.formulas, {kSaliency}))
+        std::tie(to.salience, to.previous_salience) = salience_map_backward(incoming(kSaliency), picture);
     });
   }
   Tensor to_image, to_previous, to_fixation;
@@ -224,60 +277,78 @@ std::tuple<Tensor, Tensor, Tensor> build_channels_backward(const Tensor& grad, c
     to_previous = moves ? previous_gradient(picture.previous, to) : at::zeros_like(picture.previous);
   if (mask[2] && r.fixation.defined()) {
     to_fixation = at::zeros_like(r.fixation);
-    if (wants(channels, {kEccentricity})) {
+    if (wants(r.formulas, {kEccentricity})) {
       to_fixation = r.fixation.scalar_type() == at::kDouble ? fixation_gradient<double>(incoming(kEccentricity), r.fixation)
                                                             : fixation_gradient<float>(incoming(kEccentricity), r.fixation);
     }
   }
-  return {to_image, to_previous, to_fixation};
+  const auto wanted = [&](const Tensor& t) { return t.defined() ? t : at::empty({0}, image.options().dtype(at::kFloat)); };
+  std::vector<Tensor> out = {wanted(to_image), wanted(to_previous), wanted(to_fixation)};
+  size_t first = 0;
+  for (size_t i = 0; i < r.given.size(); first += static_cast<size_t>(r.given[i].size(1)), ++i)
+    out.push_back(wanted(mask[3 + i] ? given_gradient(level0, r.given[i], channels, given_channels, first) : Tensor()));
+  return out;
 }
 
 // ---- autograd ----
 
-Tensor call_build(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype,
-                  Maybe previous, Maybe fixation) {
+Tensor call_build(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
+                  at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
   static const auto op = op_handle<Signature>("texvlm::build_channels");
-  return op.call(image, channels, levels, dtype, previous, fixation);
+  return op.call(image, channels, levels, given, given_channels, dtype, previous, fixation);
 }
 
 struct BuildChannels : torch::autograd::Function<BuildChannels> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, at::IntArrayRef channels, int64_t levels,
-                        std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
+                        at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    Tensor data = call_build(image, channels, levels, dtype, previous, fixation);
-    ctx->save_for_backward({data, image, previous.value_or(Tensor()), fixation.value_or(Tensor())});
+    Tensor data = call_build(image, channels, levels, given, given_channels, dtype, previous, fixation);
+    torch::autograd::variable_list saved = {data, image, previous.value_or(Tensor()), fixation.value_or(Tensor())};
+    saved.insert(saved.end(), given.begin(), given.end());
+    ctx->save_for_backward(std::move(saved));
     ctx->saved_data["channels"] = channels.vec();
     ctx->saved_data["levels"] = levels;
+    ctx->saved_data["given_channels"] = given_channels.vec();
     return data;
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     static const auto op = op_handle<BackwardSignature>("texvlm::build_channels_backward");
     const auto saved = ctx->get_saved_variables();
     const auto maybe = [](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; };
-    // needs_input_grad counts the tensors that there are
-    const bool moves = saved[2].defined(), fixed = saved[3].defined();
-    const std::array<bool, 3> mask = {ctx->needs_input_grad(0), moves && ctx->needs_input_grad(1),
-                                      fixed && ctx->needs_input_grad(moves ? 2 : 1)};
-    const auto channels = ctx->saved_data["channels"].toIntVector();
-    const auto [image, previous, fixation] = op.call(grads[0], saved[0], saved[1], channels, ctx->saved_data["levels"].toInt(),
-                                                     mask, maybe(saved[2]), maybe(saved[3]));
-    const auto cast = [](const Tensor& g, const Tensor& like) { return g.defined() ? g.to(like.scalar_type()) : g; };
-    return {cast(image, saved[1]), Tensor(), Tensor(), Tensor(), cast(previous, saved[2]), fixation};
+    const std::vector<Tensor> given(saved.begin() + 4, saved.end());
+    // needs_input_grad counts the tensors that there are, in the order of forward's arguments
+    c10::List<bool> mask;
+    for (const bool needs : {ctx->needs_input_grad(0), saved[2].defined() && ctx->needs_input_grad(1 + given.size()),
+                             saved[3].defined() && ctx->needs_input_grad(1 + given.size() + saved[2].defined())})
+      mask.push_back(needs);
+    for (size_t i = 0; i < given.size(); ++i) mask.push_back(ctx->needs_input_grad(1 + i));
+    const auto g =
+        op.call(grads[0], saved[0], saved[1], ctx->saved_data["channels"].toIntVector(), ctx->saved_data["levels"].toInt(), given,
+                ctx->saved_data["given_channels"].toIntVector(), mask, maybe(saved[2]), maybe(saved[3]));
+    const auto gradient = [&](size_t i, const Tensor& like) { return mask[i] ? g[i].to(like.scalar_type()) : Tensor(); };
+    tensor_list out = {gradient(0, saved[1]), Tensor(), Tensor()};
+    for (size_t i = 0; i < given.size(); ++i) out.push_back(gradient(3 + i, given[i]));
+    out.insert(out.end(), {Tensor(), Tensor(), gradient(1, saved[2]), gradient(2, saved[3])});
+    return out;
   }
 };
 
-Tensor build_channels_autograd(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype,
-                               Maybe previous, Maybe fixation) {
+Tensor build_channels_autograd(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
+                               at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous,
+                               Maybe fixation) {
   const Tensor other = previous.value_or(Tensor()), gaze = fixation.value_or(Tensor());
-  if (records({&image, &other, &gaze})) return BuildChannels::apply(image, channels, levels, dtype, previous, fixation);
+  bool any = records({&image, &other, &gaze});
+  for (const Tensor& plane : given) any = any || records({&plane});
+  if (any) return BuildChannels::apply(image, channels, levels, given, given_channels, dtype, previous, fixation);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_build(image, channels, levels, dtype, previous, fixation);
+  return call_build(image, channels, levels, given, given_channels, dtype, previous, fixation);
 }
 
-Tensor build_channels_autocast(const Tensor& image, at::IntArrayRef channels, int64_t levels, std::optional<at::ScalarType> dtype,
-                               Maybe previous, Maybe fixation) {
+Tensor build_channels_autocast(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
+                               at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous,
+                               Maybe fixation) {
   const NoAutocast guard;
-  return call_build(image, channels, levels, dtype, previous,
+  return call_build(image, channels, levels, given, given_channels, dtype, previous,
                     fixation ? std::optional<Tensor>(promoted(*fixation)) : std::nullopt);
 }
 

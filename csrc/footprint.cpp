@@ -1,48 +1,22 @@
 // Host code of the stem `footprint`: anisotropic sampling under pixel footprints, and its adjoint.
 #include "math/footprint.h"
 
-#include <ATen/Context.h>
-
 #include <array>
 
 #include "autograd.h"
+#include "cuda/footprint.h"
 #include "filter.h"
+#include "fixed.h"
 #include "launch.h"
-#include "tensor.h"
+#include "queries.h"
 
 namespace texvlm {
 namespace {
 
-constexpr int64_t kMaxAnisotropy = 1024;
-
-struct Inputs {
-  Levels table;
-  Reducers reducers;
-  Address address;
-};
-
-Inputs check_inputs(const char* op, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height,
-                    int64_t width, const Names& reducer, int64_t levels, int64_t max_anisotropy, std::string_view address) {
-  const Levels table = check_texture(op, data, height, width, levels);
-  check_coordinates(op, "uv", uv, data, "[B, N, 2]", {-1, -1, 2});
-  check_coordinates(op, "ddx", ddx, data, "[B, N, 2]", {uv.size(0), uv.size(1), 2});
-  check_coordinates(op, "ddy", ddy, data, "[B, N, 2]", {uv.size(0), uv.size(1), 2});
-  TEXVLM_CHECK(max_anisotropy >= 1 && max_anisotropy <= kMaxAnisotropy, op, "max_anisotropy",
-               "from 1 to " + std::to_string(kMaxAnisotropy), max_anisotropy);
-  return {table, check_reducers(op, strings(reducer), data.size(2)), parse_address(op, address)};
-}
-
-template <class A>
-FootprintView<A> footprint_view(const Tensor& uv, const Tensor& ddx, const Tensor& ddy) {
-  return {{pointer<const A>(uv), pointer<const A>(ddx), pointer<const A>(ddy)},
-          {uv.stride(0), ddx.stride(0), ddy.stride(0)},
-          {uv.stride(1), ddx.stride(1), ddy.stride(1)},
-          {uv.stride(2), ddx.stride(2), ddy.stride(2)}};
-}
-
 Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height, int64_t width,
                    Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
-  const Inputs in = check_inputs("sample_grad", data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
+  const SampleInputs in =
+      check_grad_queries("sample_grad", data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -60,13 +34,12 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
                                int64_t height, int64_t width, Names reducer, int64_t levels, int64_t max_anisotropy,
                                c10::string_view address, std::array<bool, 4> mask) {
   const char* op = "sample_grad_backward";
-  const Inputs in = check_inputs(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
+  const SampleInputs in = check_grad_queries(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   check_shape(op, "grad", grad, "[B, N, C]", {batch, count, channels});
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
   check_same_device(op, "grad", grad, data);
   const at::Device device = data.device();
-  if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::sample_grad_backward");
   const at::ScalarType acc = acc_dtype(data.scalar_type());
   Tensor grads[4];
   if (mask[0]) grads[0] = new_zeros(data.sizes(), acc, device);
@@ -77,15 +50,23 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
     using A = Acc<T>;
     A* to[4];
     for (int i = 0; i < 4; ++i) to[i] = mask[i] ? pointer<A>(grads[i]) : nullptr;
+    const auto texture = texture_view<const T>(data, in.table);
+    const auto view = footprint_view<A>(uv, ddx, ddy);
+    const GradView<T> incoming{pointer<const T>(grad), grad.stride(0), grad.stride(1), grad.stride(2)};
+    const int most = static_cast<int>(max_anisotropy);
+    if (on_cuda(device)) {
+      const c10::DeviceGuard guard(device);
+      const FixedSums fixed(grad, grads[0], batch * count);
+      const SampleGradAdjoint<T, 0> f{texture, view, incoming, to[0], to[1], to[2], to[3], count, in.reducers, most, in.address};
+      cuda::sample_grad_adjoint(f, batch, fixed.view, current_stream(device));
+      return fixed.template add_to<A>(grads[0]);
+    }
     const auto run = [&](A* texels, A* uv_, A* ddx_, A* ddy_) {
       if (!texels && !uv_ && !ddx_ && !ddy_) return;
-      for_each_query<SampleGradAdjoint, T>(
-          device, batch, count, channels, texels != nullptr, texture_view<const T>(data, in.table),
-          footprint_view<A>(uv, ddx, ddy), GradView<T>{pointer<const T>(grad), grad.stride(0), grad.stride(1), grad.stride(2)},
-          texels, uv_, ddx_, ddy_, count, in.reducers, static_cast<int>(max_anisotropy), in.address);
+      for_each_query_on_host<SampleGradAdjoint, T>(batch, count, 4 * channels, channels, texels != nullptr, texture, view,
+                                                   incoming, texels, uv_, ddx_, ddy_, count, in.reducers, most, in.address);
     };
-    if (on_cuda(device)) return run(to[0], to[1], to[2], to[3]);
-    run(nullptr, to[1], to[2], to[3]);  // on the CPU the scatter runs in one thread, in the order of the queries
+    run(nullptr, to[1], to[2], to[3]);  // the scatter runs in one thread, in the order of the queries
     run(to[0], nullptr, nullptr, nullptr);
   });
   if (mask[0]) grads[0] = grads[0].to(data.scalar_type());

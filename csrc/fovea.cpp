@@ -2,9 +2,8 @@
 // e0.
 #include "math/fovea.h"
 
-#include <ATen/Context.h>
-
 #include "autograd.h"
+#include "cuda/fovea.h"
 #include "launch.h"
 #include "tensor.h"
 
@@ -84,14 +83,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& g
   };
   const Tensor to_fixation = zeros(mask[0], fixation), to_offsets = zeros(mask[1], offsets), to_m0 = zeros(mask[2], m0),
                to_e0 = zeros(mask[3], e0);
-  if (on_cuda(fixation.device())) at::globalContext().alertNotDeterministic("texvlm::fovea_tokens_backward");
   const Tensor uv = grad_uv.contiguous(), lod = grad_lod.contiguous();
   f.dispatch([&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto maybe = [](const Tensor& t) { return t.defined() ? pointer<T>(t) : nullptr; };
     const auto given = [](const Tensor& t) { return static_cast<const T*>(pointer<T>(t)); };
-    for_each_query<FoveaTokensAdjoint, T>(fixation.device(), f.batch, f.fixations * f.count, 1, true, f.view<T>(), given(uv),
-                                          given(lod), maybe(to_fixation), maybe(to_offsets), maybe(to_m0), maybe(to_e0));
+    const FoveaTokensAdjoint<T, 0> adjoint{f.view<T>(),       given(uv),    given(lod),  maybe(to_fixation),
+                                           maybe(to_offsets), maybe(to_m0), maybe(to_e0)};
+    if (on_cuda(fixation.device())) {
+      const c10::DeviceGuard guard(fixation.device());
+      const Tensor partial = new_tensor({f.batch * f.fixations, 2}, fixation.scalar_type(), fixation.device());
+      return cuda::fovea_adjoint(adjoint, f.batch, pointer<T>(partial), current_stream(fixation.device()));
+    }
+    for (int64_t b = 0; b < f.batch; ++b)  // sums over all tokens: in one thread
+      for (int64_t n = 0; n < f.fixations * f.count; ++n) adjoint(b, n, 0, 1);
   });
   return {to_fixation, to_offsets, to_m0, to_e0};
 }

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#if defined(TEXVLM_WITH_CUDA) && __has_include(<c10/cuda/impl/cuda_cmake_macros.h>)
+#if defined(TEXVLM_WITH_CUDA) && !defined(TEXVLM_EMULATE) && __has_include(<c10/cuda/impl/cuda_cmake_macros.h>)
 #include <c10/cuda/CUDAStream.h>
 #define TEXVLM_TORCH_HAS_CUDA 1
 #endif

@@ -203,26 +203,23 @@ void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cos
   for_each_item<host::kFast<T>>(device, batch, count, cost, F<T, 0>{args...});
 }
 
-// f over `count` queries of each of `batch` pictures. `serial`: one thread, for functors that scatter.
+// f over `count` queries (or groups of them) of each of `batch` pictures, each standing for about `cost` values, on the host.
+// `serial`: one thread, for functors that scatter.
 template <template <class, int> class F, class T, class... A>
-void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t channels, bool serial, const A&... args) {
+void for_each_query_on_host(int64_t batch, int64_t count, int64_t cost, int64_t channels, bool serial, const A&... args) {
   if (batch <= 0 || count <= 0 || channels <= 0) return;
-  if (on_cuda(device)) {
-    const c10::DeviceGuard guard(device);
-    return cuda::launch_queries(F<T, 0>{args...}, batch, count, channels, current_stream(device));
-  }
   with_channels<T>(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
     const auto body = [&](int64_t begin, int64_t end) {
       host::query_range_any<C, host::kFast<T>>(f, count, channels, begin, end);
     };
-    serial ? body(0, batch * count) : host::parallel(batch * count, channels * 4, body);
+    serial ? body(0, batch * count) : host::parallel(batch * count, cost, body);
   });
 }
 
 // Groups of `each` queries: the host runs F::block(b, g0, g1) over groups, CUDA operator()(b, n, c0, c1) over single queries, n
-// in [0, groups * each), so that there are threads enough.
+// in [0, groups * each), so that there are threads enough, each with a slice of 4 channels.
 template <template <class, int> class F, class T, class... A>
 void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t each, int64_t channels, bool serial,
                     const A&... args) {
@@ -231,14 +228,13 @@ void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t e
     const c10::DeviceGuard guard(device);
     return cuda::launch_queries(F<T, 0>{args...}, batch, groups * each, channels, current_stream(device));
   }
-  with_channels<T>(channels, [&](auto c) {
-    constexpr int C = decltype(c)::value;
-    const F<T, C> f{args...};
-    const auto body = [&](int64_t begin, int64_t end) {
-      host::query_range_any<C, host::kFast<T>>(f, groups, channels, begin, end);
-    };
-    serial ? body(0, batch * groups) : host::parallel(batch * groups, each * channels, body);
-  });
+  for_each_query_on_host<F, T>(batch, groups, (each > 1 ? each : 4) * channels, channels, serial, args...);
+}
+
+// Single queries: groups of one, which cost as much as four values a channel.
+template <template <class, int> class F, class T, class... A>
+void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t channels, bool serial, const A&... args) {
+  for_each_group<F, T>(device, batch, count, 1, channels, serial, args...);
 }
 
 }  // namespace texvlm

@@ -16,6 +16,9 @@ TORCH_LIBRARY(texvlm, m) {
   // rects int64 [R, 4] on the CPU: (y0, x0, y1, x1), half-open, in level-0 texels; None means everything
   m.def("update_mipmaps(Tensor(a!) data, " TEXVLM_TEXTURE ", Tensor? rects=None) -> ()", compliant);
 
+  // gl: the levels above 0 by the graphics driver, reducer mean; float32 and float16 texels (uint8 is divided by 255)
+  m.def("generate_mipmaps_gl(Tensor image, int levels, ScalarType? dtype=None) -> Tensor", compliant);
+
   // laplacian: band l is level l minus the bilinearly enlarged level l + 1; the last band is the last level
   m.def("laplacian_decompose(Tensor data, SymInt height, SymInt width, int levels) -> Tensor", compliant);
   m.def("laplacian_decompose_backward(Tensor grad, SymInt height, SymInt width, int levels) -> Tensor", compliant);
@@ -38,6 +41,15 @@ TORCH_LIBRARY(texvlm, m) {
         ", int max_anisotropy, str address, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
         compliant);
 
+  // hardware: the same through texture units (on the CPU: their emulation), filtered with 8-bit weights; gradients are those of
+  // sample_lod and sample_grad. torch.classes.texvlm.HardwareTexture, a handle, is registered in hardware.cpp.
+  m.def("sample_lod_hardware(Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
+        ", str filter=\"trilinear\", str address=\"clamp\") -> Tensor",
+        compliant);
+  m.def("sample_grad_hardware(Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
+        ", int max_anisotropy=16, str address=\"clamp\") -> Tensor",
+        compliant);
+
   // patches: center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart
   m.def("extract_patches(Tensor data, Tensor center, Tensor lod, " TEXVLM_TEXTURE
         ", int size=16, str address=\"clamp\", Tensor? axes=None) -> Tensor",
@@ -55,8 +67,9 @@ TORCH_LIBRARY(texvlm, m) {
       "SymInt height, SymInt width, int levels, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
       compliant);
 
-  // distance: mask bool [B, H, W] -> squared distance to the nearest True, int64, and its row-major index (empty: H^2 + W^2, -1)
-  m.def("distance_transform(Tensor mask) -> (Tensor, Tensor)", compliant);
+  // distance: mask bool [B, H, W] -> squared distance to the nearest True, int64, and its row-major index (empty: H^2 + W^2, -1);
+  // method exact, or jfa (jump flooding, approximate)
+  m.def("distance_transform(Tensor mask, str method=\"exact\") -> (Tensor, Tensor)", compliant);
 
   // salience: image [B, 3, H, W] in [0, 1], previous alike -> [B, H, W] in [0, 1]
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
@@ -91,14 +104,26 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("enlarge(Tensor planes, SymInt height, SymInt width) -> Tensor", compliant);
   m.def("enlarge_backward(Tensor grad, SymInt height, SymInt width) -> Tensor", compliant);
 
-  // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]
+  // text: image [B, 3, H, W] in [0, 1], weights float32 [5409] of the network -> [B, H, W] in [0, 1]; no gradient
+  m.def("text_regions(Tensor image, Tensor weights) -> Tensor", compliant);
+
+  // superpixel: image [B, 3, H, W] -> labels int64 [B, H, W] in 0 .. count - 1, count int64 [B] = min(n, H W); each one piece
+  m.def("superpixels(Tensor image, int n) -> (Tensor, Tensor)", compliant);
+  // labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture
+  m.def("superpixel_channels(Tensor labels, int n) -> Tensor", compliant);
+  // image [B, 3, H, W], labels int64 [B, H, W] -> float32 [B, H, W]: 1 where labels change and there is an edge
+  m.def("boundaries(Tensor image, Tensor labels) -> Tensor", compliant);
+
+  // channels: image [B, 3, H, W], channels = indices into CHANNELS, fixation [B, 2] uv -> data [B, T, len(channels)]; given:
+  // planes [B, n, h, w] of the channels given_channels (n of them in turn), h <= H, w <= W, enlarged bilinearly, which replace
+  // the formula
   m.def(
-      "build_channels(Tensor image, int[] channels, int levels, ScalarType? dtype=None, Tensor? previous=None, "
-      "Tensor? fixation=None) -> Tensor",
+      "build_channels(Tensor image, int[] channels, int levels, Tensor[] given, int[] given_channels, ScalarType? dtype=None, "
+      "Tensor? previous=None, Tensor? fixation=None) -> Tensor",
       compliant);
   m.def(
-      "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, bool[3] mask, "
-      "Tensor? previous=None, Tensor? fixation=None) -> (Tensor, Tensor, Tensor)",
+      "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, Tensor[] given, "
+      "int[] given_channels, bool[] mask, Tensor? previous=None, Tensor? fixation=None) -> Tensor[]",
       compliant);
 
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
@@ -109,4 +134,6 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("score_cells(Tensor data, Tensor cells, " TEXVLM_TEXTURE
         ", int cell, int samples, int[] channels, float[] weights) -> Tensor",
         compliant);
+  // mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond; int64 counts [B]
+  m.def("compact(Tensor mask) -> (Tensor, Tensor)", compliant);
 }

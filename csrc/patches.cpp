@@ -1,10 +1,10 @@
 // Host code of the stem `patches`: square patches of a texture, any centre, LOD and axes.
 #include "math/patches.h"
 
-#include <ATen/Context.h>
-
 #include "autograd.h"
+#include "cuda/patches.h"
 #include "filter.h"
+#include "fixed.h"
 #include "launch.h"
 #include "tensor.h"
 
@@ -59,8 +59,15 @@ Tensor extract_patches(const Tensor& data, const Tensor& center, const Tensor& l
   Tensor out = new_tensor({p.batch, p.count, p.channels, size, size}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_group<ExtractPatches, T>(data.device(), p.batch, p.count, size * size, p.channels, false,
-                                      texture_view<const T>(data, p.levels), p.grid<Acc<T>>(), p.reducers, pointer<T>(out));
+    const auto texture = texture_view<const T>(data, p.levels);
+    const auto grid = p.grid<Acc<T>>();
+    if (on_cuda(data.device())) {
+      const c10::DeviceGuard guard(data.device());
+      return cuda::patches(ExtractPatches<T, 0>{texture, grid, p.reducers, pointer<T>(out)}, p.batch,
+                           current_stream(data.device()));
+    }
+    for_each_query_on_host<ExtractPatches, T>(p.batch, p.count, size * size * p.channels, p.channels, false, texture, grid,
+                                              p.reducers, pointer<T>(out));
   });
   return out;
 }
@@ -80,7 +87,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
   Tensor texels = zeros(mask[0], data.sizes()), grad_center = zeros(mask[1], p.center.sizes()),
          grad_lod = zeros(mask[2], p.lod.sizes());
   Tensor grad_axes = zeros(mask[3] && p.axes.defined(), {p.batch, p.count, 2, 2});
-  if (on_cuda(data.device())) at::globalContext().alertNotDeterministic("texvlm::extract_patches_backward");
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = Acc<T>;
@@ -88,10 +94,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
     PatchGradView<T> incoming{pointer<T>(grad), {}};
     for (int d = 0; d < 5; ++d) incoming.stride[d] = grad.stride(d);
     const TextureView<A> target{maybe(texels), data.size(0) == 1 ? 0 : data.size(1) * data.size(2), data.size(2), p.levels};
+    const auto texture = texture_view<const T>(data, p.levels);
+    if (on_cuda(data.device())) {
+      const c10::DeviceGuard guard(data.device());
+      const FixedSums fixed(grad, texels, p.batch * p.count * size * size);
+      const ExtractPatchesAdjoint<T, 0> f{texture, p.grid<A>(),        p.reducers,      incoming,
+                                          target,  maybe(grad_center), maybe(grad_lod), maybe(grad_axes)};
+      cuda::patches_adjoint(f, p.batch, fixed.view, current_stream(data.device()));
+      return fixed.template add_to<A>(texels);
+    }
     // Patches share texels, so the host scatters in one thread; gradients of the frames are each patch's own.
-    for_each_group<ExtractPatchesAdjoint, T>(data.device(), p.batch, p.count, size * size, p.channels, texels.defined(),
-                                             texture_view<const T>(data, p.levels), p.grid<A>(), p.reducers, incoming, target,
-                                             maybe(grad_center), maybe(grad_lod), maybe(grad_axes));
+    for_each_query_on_host<ExtractPatchesAdjoint, T>(p.batch, p.count, size * size * p.channels, p.channels, texels.defined(),
+                                                     texture, p.grid<A>(), p.reducers, incoming, target, maybe(grad_center),
+                                                     maybe(grad_lod), maybe(grad_axes));
   });
   if (texels.defined()) texels = texels.to(data.scalar_type());
   return {texels, grad_center, grad_lod, grad_axes};

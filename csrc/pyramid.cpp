@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "autograd.h"
+#include "cuda/pyramid.h"
 #include "launch.h"
 #include "mips.h"
 #include "tensor.h"
@@ -44,12 +45,18 @@ void build_pyramid(const at::Tensor& image, const at::Tensor& data, const Levels
   const int64_t batch = data.size(0), height = table.height[0], width = table.width[0];
   const Rect all{batch, 0, height, 0, width};
   const ImageView<const S> picture = image.defined() ? image_view<const S>(image) : ImageView<const S>{};
-  const int k = !on_cuda(data.device()) ? band_levels(texture) : 0;
+  if (on_cuda(data.device())) {
+    if (data.numel() == 0) return;
+    const c10::DeviceGuard guard(data.device());
+    const Tensor counters = new_zeros({cuda::mip_counters<T>(table, reducers, batch, texture.channels)}, at::kInt, data.device());
+    return cuda::mip_chain(picture, texture, reducers, batch, pointer<unsigned>(counters), current_stream(data.device()));
+  }
+  const int k = band_levels(texture);
   if (k > 0) {
     const Rect bands{batch, 0, height >> k, 0, width << k};
     for_each_row_on_host<MipBand<S>::template For, T>(bands, data.size(2), picture, texture, k, reducers);
   } else if (image.defined()) {
-    for_each_texel<ImageToTexels<S>::template For, T>(data.device(), all, data.size(2), picture, texture);
+    for_each_row_on_host<ImageToTexels<S>::template For, T>(all, data.size(2), picture, texture);
   }
   build_levels(data.device(), texture, reducers, {batch, 0, table.height[k], 0, table.width[k]}, k + 1);
 }
@@ -219,6 +226,34 @@ Tensor generate_mipmaps_backward_autograd(const Tensor& grad, SymInt height, Sym
   return call_backward(grad, height, width, reducer, levels, data);
 }
 
+void call_update(const Tensor& data, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
+                 const std::optional<Tensor>& rects) {
+  using Signature = void(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&);
+  static const auto op = op_handle<Signature>("texvlm::update_mipmaps");
+  op.call(data, height, width, reducer, levels, rects);
+}
+
+void update_mipmaps_autograd(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels,
+                             const std::optional<Tensor>& rects) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !(c10::GradMode::is_enabled() && data.requires_grad()) && !data._fw_grad(0).defined(),
+      "texvlm::update_mipmaps: works in place and is not differentiable; call it under torch.no_grad() or on "
+      "data.detach()");
+  const at::AutoDispatchBelowAutograd guard;
+  call_update(data, height, width, reducer, levels, rects);
+}
+
+// Counts the write, so that autograd sees a saved tensor change, and the cache of texture arrays its texels. (PyTorch's fallbacks
+// count what an op returns, and this one returns nothing.)
+void update_mipmaps_in_place(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels,
+                             const std::optional<Tensor>& rects) {
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    call_update(data, height, width, reducer, levels, rects);
+  }
+  torch::autograd::impl::bump_version(data);
+}
+
 }  // namespace
 
 void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& reducers) {
@@ -237,10 +272,8 @@ TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_PYRAMID_KERNELS; }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("generate_mipmaps", generate_mipmaps_autograd);
   m.impl("generate_mipmaps_backward", generate_mipmaps_backward_autograd);
-  m.impl("update_mipmaps", torch::autograd::autogradNotImplementedFallback());
+  m.impl("update_mipmaps", update_mipmaps_autograd);
 }
-TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) {
-  m.impl("update_mipmaps", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
-}
+TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) { m.impl("update_mipmaps", update_mipmaps_in_place); }
 
 }  // namespace texvlm

@@ -1,8 +1,6 @@
 // Host code of the stem `salience`: the saliency of a picture, and the planes of luma, edge and motion under it.
 #include "salience.h"
 
-#include <ATen/ops/zeros.h>
-
 #include "autograd.h"
 #include "mips.h"
 
@@ -31,18 +29,6 @@ namespace {
 
 at::ScalarType arithmetic(const Tensor& image) { return image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
-int64_t full_levels(int64_t height, int64_t width) {
-  int64_t count = 1;
-  while ((std::max(height, width) >> count) > 0) ++count;
-  return count;
-}
-
-// Reducers of the five channels of the pyramid.
-const std::vector<std::string>& feature_reducers() {
-  static const std::vector<std::string> names = {"mean", "mean", "mean", "max", "max"};
-  return names;
-}
-
 template <class F>
 auto dispatch_plane(const Tensor& plane, const F& body) {
   return plane.scalar_type() == at::kDouble ? body(Tag<double>{}) : body(Tag<float>{});
@@ -54,73 +40,110 @@ ImageView<const T> plane_view(const Tensor& plane) {
   return {pointer<const T>(plane), plane.stride(0), 0, plane.stride(1), plane.stride(2)};
 }
 
-// Per map of planes [B, maps, h, w]: sum (of the products with `other` [B, h, w], if it is defined), maximum and where.
+// Per plane of [B, h, w]: sum (of the products with `other`, if it is defined), maximum and where.
 template <class T>
-Tensor map_stats(const Tensor& planes, const Tensor& other, int64_t batch, int64_t maps, int64_t h, int64_t w) {
+Tensor map_stats(const Tensor& planes, const Tensor& other, int64_t batch, int64_t h, int64_t w) {
   const auto bytes = static_cast<int64_t>(sizeof(MapStats<T>));
-  const Tensor rows = new_tensor({batch, maps * h, bytes}, at::kByte, planes.device());
-  Tensor stats = new_tensor({batch, maps, bytes}, at::kByte, planes.device());
+  const Tensor rows = new_tensor({batch, h, bytes}, at::kByte, planes.device());
+  Tensor stats = new_tensor({batch, 1, bytes}, at::kByte, planes.device());
   const T* const p = pointer<const T>(planes);
   const T* const q = other.defined() ? pointer<const T>(other) : nullptr;
   MapStats<T>* const r = pointer<MapStats<T>>(rows);
   const MapStats<T>* const read = r;
-  for_each_item<RowStats, T>(planes.device(), batch, maps * h, w, p, q, h, r, maps * h, w);
-  for_each_item<PlaneStats, T>(planes.device(), batch, maps, h, read, pointer<MapStats<T>>(stats), maps, h, w);
+  for_each_item<RowStats, T>(planes.device(), batch, h, w, p, q, h, r, h, w);
+  for_each_item<PlaneStats, T>(planes.device(), batch, 1, h, read, pointer<MapStats<T>>(stats), int64_t{1}, h, w);
   return stats;
 }
 
-// What the map is made from and through. `levels`: of the pyramid, level 1 of the picture being its level 0.
+const std::vector<std::string> kMean = {"mean"};
+
+// What the map is made from and through. Colours are levels `fine` and above of the pictures, from which the gradient is taken;
+// the features are reduced from there to level `base`, the places of the map.
 struct Stages {
-  Levels levels{};
-  int slots = 0;
-  int64_t h = 0, w = 0;   // of the base level
-  Tensor pyramid;         // [B, T, 5], Lab from the base level on
-  Tensor maps, stats;     // [B, 4, h, w]
-  Tensor sum, sum_stats;  // [B, h, w], over its maximum
+  int fine = 0, base = 0;
+  Levels colour_levels{}, feature_levels{};
+  int colour_level = 0;                // level `fine` of the picture in colour_levels
+  int64_t h = 0, w = 0;                // of the base level
+  Tensor colours, previous, features;  // textures of 3 B, 3 B and kFeatures B planes of one channel
+  Tensor steps[kScales + 1];           // [B, kFeatures, h, w]
+  Tensor whitening[kPairs];            // [B] of Whitening
+  Tensor length, stats, map;           // [B, h, w]; the map is the length over its maximum
+
+  int feature_level() const { return base - fine; }
+  Rect places() const { return {length.size(0), 0, h, 0, w}; }
+  template <class T>
+  PairView<T> pair(int p) const {
+    return {pointer<const T>(steps[centre_of(p)]), pointer<const T>(steps[surround_of(p)]), h, w};
+  }
 };
+
+Tensor colours_of(const Tensor& image, const Stages& s) {
+  const int64_t planes = 3 * image.size(0);
+  const Tensor out = new_tensor({planes, s.colour_levels.texels, 1}, arithmetic(image), image.device());
+  dispatch_picture(image, [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    using A = Acc<S>;
+    for_each_pixel<SalienceColours<S>::template For, A>(
+        image.device(), {planes, 0, s.colour_levels.height[0], 0, s.colour_levels.width[0]}, Work{1, 4},
+        image_view<const S>(image), image.size(2), image.size(3), s.fine > 0, texture_view<A>(out, s.colour_levels));
+  });
+  build_mipmaps(out, s.colour_levels, check_reducers("saliency", kMean, 1));
+  return out;
+}
 
 Stages stages(const Picture& picture) {
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
-  const int64_t full = full_levels(height, width), base = std::min<int64_t>(kBase, full - 1);
-  Stages s;
-  s.h = std::max<int64_t>(1, height >> base);
-  s.w = std::max<int64_t>(1, width >> base);
-  const at::ScalarType dtype = arithmetic(picture.image);
   const c10::Device device = picture.image.device();
-  if (full <= kBase + 1) {  // centre and surround are the same level: nothing stands out
-    s.sum = at::zeros({batch, s.h, s.w}, at::TensorOptions().dtype(dtype).device(device));
-    return s;
-  }
-  const int count = static_cast<int>(std::min<int64_t>(full, kBase + kSalienceLevels)) - 1;
-  s.levels = make_levels(std::max<int64_t>(1, height / 2), std::max<int64_t>(1, width / 2), count);
-  s.slots = count - (kBase - 1);
-  s.pyramid = new_tensor({batch, s.levels.texels, kFeatures}, dtype, device);
-  s.maps = new_tensor({batch, kMaps, s.h, s.w}, dtype, device);
-  s.sum = new_tensor({batch, s.h, s.w}, dtype, device);
-  const Reducers reducers = check_reducers("saliency", feature_reducers(), kFeatures);
-  dispatch_picture(picture.image, [&](auto tag) {
-    using S = typename decltype(tag)::type;
-    using A = Acc<S>;
-    const auto texture = texture_view<A>(s.pyramid, s.levels);
-    for_each_pixel<SalienceLevel1<S>::template For, A>(device, {batch, 0, s.levels.height[0], 0, s.levels.width[0]}, Work{},
-                                                       picture_view<S>(picture.image), picture_view<S>(picture.previous),
-                                                       pointer<const A>(picture.luma), pointer<const A>(picture.edge), height,
-                                                       width, texture);
-  });
-  build_mipmaps(s.pyramid, s.levels, reducers);
-  dispatch_plane(s.sum, [&](auto tag) {
+  const at::ScalarType dtype = arithmetic(picture.image);
+  int top = 0;  // the last level there is
+  while ((std::max(height, width) >> (top + 1)) > 0) ++top;
+  Stages s;
+  s.base = std::min(top, std::max(kBase, top - kTopSide));
+  s.fine = std::max(0, s.base - kBase);
+  s.h = std::max<int64_t>(1, height >> s.base);
+  s.w = std::max<int64_t>(1, width >> s.base);
+  s.colour_level = std::max(0, s.fine - 1);
+  s.colour_levels = s.fine > 0 ? make_levels(std::max<int64_t>(1, height / 2), std::max<int64_t>(1, width / 2), s.fine)
+                               : make_levels(height, width, 1);
+  s.colours = colours_of(picture.image, s);
+  if (picture.previous.defined()) s.previous = colours_of(picture.previous, s);
+  const int64_t fine_h = s.colour_levels.height[s.colour_level], fine_w = s.colour_levels.width[s.colour_level];
+  s.feature_levels = make_levels(fine_h, fine_w, s.feature_level() + 1);
+  s.features = new_tensor({batch * kFeatures, s.feature_levels.texels, 1}, dtype, device);
+  for (Tensor& step : s.steps) step = new_tensor({batch, kFeatures, s.h, s.w}, dtype, device);
+  s.length = new_tensor({batch, s.h, s.w}, dtype, device);
+  dispatch_plane(s.length, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for (int level = kBase - 1; level < count; ++level) {
-      for_each_pixel<LabTexels, T>(device, {batch, 0, s.levels.height[level], 0, s.levels.width[level]}, Work{},
-                                   texture_view<T>(s.pyramid, s.levels), level);
+    const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
+                                                               : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
+    for_each_pixel<SalienceFeatures, T>(device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32},
+                                        texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level,
+                                        texture_view<T>(s.features, s.feature_levels));
+    build_mipmaps(s.features, s.feature_levels, check_reducers("saliency", kMean, 1));
+    for_each_pixel<SaliencePlanes, T>(device, s.places(), Work{1, 32}, texture_view<const T>(s.features, s.feature_levels),
+                                      s.feature_level(), pointer<T>(s.steps[0]));
+    const Rect planes{batch * kFeatures, 0, s.h, 0, s.w};
+    const Tensor half = new_tensor(s.steps[0].sizes(), dtype, device);
+    for (int k = 1; k <= kScales; ++k) {
+      const int64_t gap = int64_t{1} << (k - 1);
+      for_each_pixel<Atrous, T>(device, planes, Work{1, 4}, pointer<const T>(s.steps[k - 1]), pointer<T>(half), s.h, s.w, gap,
+                                false);
+      for_each_pixel<Atrous, T>(device, planes, Work{1, 4}, pointer<const T>(half), pointer<T>(s.steps[k]), s.h, s.w, gap, true);
     }
-    const Rect all{batch, 0, s.h, 0, s.w};
-    for_each_pixel<SalienceMaps, T>(device, all, Work{}, texture_view<const T>(s.pyramid, s.levels), s.slots, pointer<T>(s.maps));
-    s.stats = map_stats<T>(s.maps, Tensor(), batch, kMaps, s.h, s.w);
-    for_each_pixel<SalienceSum, T>(device, all, Work{}, pointer<const T>(s.maps), pointer<const MapStats<T>>(s.stats),
-                                   pointer<T>(s.sum), s.h, s.w);
-    s.sum_stats = map_stats<T>(s.sum, Tensor(), batch, 1, s.h, s.w);
-    for_each_pixel<OverMaximum, T>(device, all, Work{}, pointer<T>(s.sum), pointer<const MapStats<T>>(s.sum_stats), s.h, s.w);
+    const Tensor rows = new_tensor({batch, s.h, kMoments}, at::kDouble, device);
+    Pairs<T> pairs{};
+    for (int p = 0; p < kPairs; ++p) {
+      s.whitening[p] = new_tensor({batch, static_cast<int64_t>(sizeof(Whitening))}, at::kByte, device);
+      pairs.pair[p] = s.pair<T>(p);
+      pairs.whitening[p] = pointer<const Whitening>(s.whitening[p]);
+      for_each_item<DifferenceMoments, T>(device, batch, s.h, s.w * kMoments, pairs.pair[p], pointer<double>(rows));
+      for_each_item<WhitenPicture, T>(device, batch, 1, s.h * kMoments, pointer<const double>(rows),
+                                      pointer<Whitening>(s.whitening[p]), s.h, s.w);
+    }
+    for_each_pixel<SalienceRarity, T>(device, s.places(), Work{1, kMoments}, pairs, pointer<T>(s.length));
+    s.stats = map_stats<T>(s.length, Tensor(), batch, s.h, s.w);
+    s.map = s.length.clone();
+    for_each_pixel<OverMaximum, T>(device, s.places(), Work{}, pointer<T>(s.map), pointer<const MapStats<T>>(s.stats), s.h, s.w);
   });
   return s;
 }
@@ -149,66 +172,90 @@ Tensor edge_plane(const Tensor& luma) {
   return out;
 }
 
-Tensor salience_map(const Picture& picture) { return stages(picture).sum; }
+Tensor edge_threshold(const Tensor& edge) {
+  const int64_t batch = edge.size(0), height = edge.size(1), width = edge.size(2);
+  Tensor threshold = new_tensor({batch}, at::kDouble, edge.device());
+  dispatch_plane(edge, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const Tensor rows = new_tensor({batch, height, static_cast<int64_t>(sizeof(MapStats<T>))}, at::kByte, edge.device());
+    const T* const nothing = nullptr;
+    for_each_item<RowStats, T>(edge.device(), batch, height, width, pointer<const T>(edge), nothing, int64_t{1},
+                               pointer<MapStats<T>>(rows), height, width);
+    for_each_item<EdgeThreshold, T>(edge.device(), batch, int64_t{1}, height, pointer<const MapStats<T>>(rows),
+                                    pointer<double>(threshold), height, width);
+  });
+  return threshold;
+}
 
-Tensor salience_map_backward(const Tensor& grad, const Picture& picture) {
+Tensor salience_map(const Picture& picture) { return stages(picture).map; }
+
+std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Picture& picture) {
   const Stages s = stages(picture);
-  if (s.slots == 0) return {};
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = grad.device();
   const at::ScalarType dtype = arithmetic(picture.image);
   const Tensor incoming = grad.contiguous();
-  const Rect base{batch, 0, s.h, 0, s.w};
-  const int64_t levels = s.levels.count + 1;
-  const Levels table = make_levels(height, width, static_cast<int>(levels));
-  const Tensor planes = new_tensor({batch, kFeatures, height, width}, dtype, device);
-  dispatch_picture(picture.image, [&](auto tag) {
-    using S = typename decltype(tag)::type;
-    using A = Acc<S>;
-    const typename SalienceLevel1<S>::template For<A, 0> from{picture_view<S>(picture.image),
-                                                              picture_view<S>(picture.previous),
-                                                              pointer<const A>(picture.luma),
-                                                              pointer<const A>(picture.edge),
-                                                              height,
-                                                              width,
-                                                              {}};
-    for_each_pixel<SaliencePlanes<S>::template For, A>(device, picture.all(), Work{}, from, pointer<A>(planes));
-  });
-  static const auto generate =
-      op_handle<Tensor(const Tensor&, Names, int64_t, std::optional<at::ScalarType>)>("texvlm::generate_mipmaps");
-  static const auto backward = op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>(
-      "texvlm::generate_mipmaps_backward");
-  const Names reducer(feature_reducers());
-  const Tensor rgb = generate.call(planes, reducer, levels, std::nullopt);
-  const Tensor to_pyramid = at::zeros_like(rgb);
-  dispatch_plane(planes, [&](auto tag) {
+  const int64_t fine_h = s.feature_levels.height[0], fine_w = s.feature_levels.width[0];
+  static const auto mips_backward =
+      op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>(
+          "texvlm::generate_mipmaps_backward");
+  const Names mean(kMean);
+  Tensor to_colours = new_zeros({batch, 3, fine_h, fine_w}, dtype, device), to_previous;
+  if (s.previous.defined()) to_previous = new_zeros({batch, 3, fine_h, fine_w}, dtype, device);
+  dispatch_plane(s.length, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using Stats = const MapStats<T>;
-    const Tensor to_sum = new_tensor({batch, s.h, s.w}, dtype, device),
-                 to_maps = new_tensor({batch, kMaps, s.h, s.w}, dtype, device);
-    for_each_pixel<EnlargePlaneAdjoint, T>(
-        device, base, Work{1, 16}, EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w}, pointer<T>(to_sum));
-    const Tensor top = map_stats<T>(s.sum, to_sum, batch, 1, s.h, s.w);
-    for_each_pixel<OverMaximumAdjoint, T>(device, base, Work{}, pointer<T>(to_sum), pointer<Stats>(s.sum_stats),
+    const Tensor to_length = new_tensor({batch, s.h, s.w}, dtype, device);
+    for_each_pixel<EnlargePlaneAdjoint, T>(device, s.places(), Work{1, 16},
+                                           EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w},
+                                           pointer<T>(to_length));
+    const Tensor top = map_stats<T>(s.map, to_length, batch, s.h, s.w);
+    for_each_pixel<OverMaximumAdjoint, T>(device, s.places(), Work{}, pointer<T>(to_length), pointer<Stats>(s.stats),
                                           pointer<Stats>(top), s.h, s.w);
-    const Tensor dots = map_stats<T>(s.maps, to_sum, batch, kMaps, s.h, s.w);
-    const SalienceSum<T, 0> sum{pointer<const T>(s.maps), pointer<Stats>(s.stats), nullptr, s.h, s.w};
-    for_each_pixel<SalienceSumAdjoint, T>(device, base, Work{}, sum, pointer<const T>(to_sum), pointer<Stats>(dots),
-                                          pointer<T>(to_maps));
-    const Tensor to_features = new_tensor({s.slots, batch, s.h, s.w, kFeatures}, dtype, device);
-    const SalienceMaps<T, 0> forward{texture_view<const T>(s.pyramid, s.levels), s.slots, nullptr};
-    for_each_pixel<SalienceMapsAdjoint, T>(device, base, Work{}, forward, pointer<const T>(to_maps), pointer<T>(to_features),
-                                           batch);
-    for (int slot = 0; slot < s.slots; ++slot) {
-      const int level = kBase + slot;
-      const int64_t h = table.height[level], w = table.width[level];
-      const EnlargeAdjoint<T> enlarge{
-          pointer<const T>(to_features) + slot * batch * s.h * s.w * kFeatures, kFeatures, s.h, s.w, h, w};
-      for_each_pixel<SalienceTexelAdjoint, T>(device, {batch, 0, h, 0, w}, Work{1, 64}, enlarge,
-                                              texture_view<const T>(rgb, table), texture_view<T>(to_pyramid, table), level);
+    Tensor to_steps[kScales + 1];
+    for (Tensor& step : to_steps) step = new_zeros(s.steps[0].sizes(), dtype, device);
+    for (int p = 0; p < kPairs; ++p) {
+      const Tensor rows = new_tensor({batch, s.h, kMoments}, at::kDouble, device);
+      const RarityMoments<T, 0> moments{s.pair<T>(p), pointer<const Whitening>(s.whitening[p]), pointer<const T>(to_length),
+                                        pointer<const T>(s.length), pointer<double>(rows)};
+      for_each_item<host::kFast<T>>(device, batch, s.h, s.w * kMoments, moments);
+      for_each_item<AddRows, T>(device, batch, 1, s.h * kMoments, pointer<double>(rows), s.h);
+      for_each_pixel<SalienceRarityAdjoint, T>(device, s.places(), Work{1, 2 * kMoments}, moments,
+                                               pointer<T>(to_steps[centre_of(p)]), pointer<T>(to_steps[surround_of(p)]));
     }
+    for (int k = kScales; k > 0; --k) {
+      const int64_t gap = int64_t{1} << (k - 1);
+      const Tensor half = new_zeros(s.steps[0].sizes(), dtype, device);
+      for_each_item<AtrousAdjoint, T>(device, batch * kFeatures, s.w, 8 * s.h, pointer<const T>(to_steps[k]), pointer<T>(half),
+                                      s.h, s.w, gap, true);
+      for_each_item<AtrousAdjoint, T>(device, batch * kFeatures, s.h, 8 * s.w, pointer<const T>(half),
+                                      pointer<T>(to_steps[k - 1]), s.h, s.w, gap, false);
+    }
+    const Tensor to_texture = new_zeros(s.features.sizes(), dtype, device);
+    const SaliencePlanes<T, 0> planes{texture_view<const T>(s.features, s.feature_levels), s.feature_level(), nullptr};
+    for_each_pixel<SaliencePlanesAdjoint, T>(device, s.places(), Work{1, 64}, planes, pointer<const T>(to_steps[0]),
+                                             texture_view<T>(to_texture, s.feature_levels));
+    const Tensor to_features =  // [kFeatures B, 1, h, w]
+        mips_backward.call(to_texture, fine_h, fine_w, mean, s.feature_levels.count, std::nullopt).contiguous();
+    const Tensor to_x = new_tensor(to_colours.sizes(), dtype, device), to_y = new_tensor(to_colours.sizes(), dtype, device);
+    const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
+                                                               : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
+    const SalienceFeatures<T, 0> forward{texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level, {}};
+    for_each_pixel<SalienceFeaturesAdjoint, T>(
+        device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32}, forward, pointer<const T>(to_features), pointer<T>(to_x),
+        pointer<T>(to_y), pointer<T>(to_colours), to_previous.defined() ? pointer<T>(to_previous) : static_cast<T*>(nullptr));
+    for_each_pixel<SobelAdjoint, T>(device, {3 * batch, 0, fine_h, 0, fine_w}, Work{}, pointer<const T>(to_x),
+                                    pointer<const T>(to_y), pointer<T>(to_colours), fine_h, fine_w);
   });
-  return backward.call(to_pyramid, height, width, reducer, levels, rgb);
+  // Level `fine` of a pyramid whose other levels receive nothing.
+  const auto to_picture = [&](const Tensor& g) {
+    if (!g.defined() || s.fine == 0) return g;
+    const Levels levels = make_levels(height, width, s.fine + 1);
+    const Tensor data = new_zeros({3 * batch, levels.texels, 1}, dtype, device);
+    data.narrow(1, levels.offset[s.fine], fine_h * fine_w).copy_(g.view({3 * batch, fine_h * fine_w, 1}));
+    return mips_backward.call(data, height, width, mean, levels.count, std::nullopt).reshape({batch, 3, height, width});
+  };
+  return {to_picture(to_colours), to_picture(to_previous)};
 }
 
 void add_sobel_adjoint(const Tensor& plane, const Tensor& grad, double scale, bool clip, const Tensor& out) {
@@ -264,7 +311,7 @@ Tensor picture_gradient(const Tensor& image, const PlaneGradients& from) {
 }
 
 Tensor previous_gradient(const Tensor& previous, const PlaneGradients& from) {
-  return gradient_of(previous, from.previous_luma, Tensor(), {-1, -1, -1}, Tensor());
+  return gradient_of(previous, from.previous_luma, Tensor(), {-1, -1, -1}, from.previous_salience);
 }
 
 // ---- the op ----
@@ -276,10 +323,7 @@ using Maybe = const std::optional<Tensor>&;
 Picture picture_of(const char* op, const Tensor& image, Maybe previous) {
   check_picture(op, "image", image);
   check_previous(op, previous, image);
-  Picture picture{readable(image), readable(previous.value_or(Tensor())), {}, {}};
-  picture.luma = luma_plane(picture.image);
-  picture.edge = edge_plane(picture.luma);
-  return picture;
+  return {readable(image), readable(previous.value_or(Tensor())), {}, {}};
 }
 
 Tensor saliency(const Tensor& image, Maybe previous) {
@@ -301,16 +345,9 @@ std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& i
   check_shape(op, "grad", grad, "[B, H, W]", {picture.batch(), picture.height(), picture.width()});
   check_same_device(op, "grad", grad, image);
   PlaneGradients to;
-  to.luma = at::zeros_like(picture.luma);
-  const bool moves = picture.previous.defined();
-  if (moves) to.previous_luma = at::zeros_like(picture.luma);
-  to.salience = salience_map_backward(grad.to(picture.luma.scalar_type()), picture);
-  if (to.salience.defined()) {
-    add_sobel_adjoint(picture.luma, to.salience.select(1, 3), kEdgeScale, false, to.luma);
-    if (moves) add_motion_adjoint(picture, to.salience.select(1, 4), to);
-  }
+  std::tie(to.salience, to.previous_salience) = salience_map_backward(grad.to(arithmetic(image)), picture);
   return {mask[0] ? picture_gradient(picture.image, to) : Tensor(),
-          mask[1] && moves ? previous_gradient(picture.previous, to) : Tensor()};
+          mask[1] && picture.previous.defined() ? previous_gradient(picture.previous, to) : Tensor()};
 }
 
 // ---- autograd ----

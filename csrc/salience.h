@@ -2,9 +2,10 @@
 #pragma once
 
 #include <optional>
+#include <tuple>
 
 #include "launch.h"
-#include "math/salience.h"
+#include "math/rarity.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -38,6 +39,8 @@ ImageView<const S> picture_view(const at::Tensor& image) {
 at::Tensor luma_plane(
     const at::Tensor& image);  // readable [B, 3, H, W] -> [B, H, W], in the arithmetic's dtype; undefined stays undefined
 at::Tensor edge_plane(const at::Tensor& luma);
+// What an edge must be above to count, relative to the picture's own edges: double [B]. The same for every channel that asks.
+at::Tensor edge_threshold(const at::Tensor& edge);
 
 // A picture in all the forms that the functors need. `previous` may be undefined.
 struct Picture {
@@ -55,16 +58,16 @@ Enlarged<A> enlarged(const at::Tensor& map, int64_t height, int64_t width) {
   return {pointer<const A>(map), map.size(1), map.size(2), height, width};
 }
 
-// Adjoint: grad of the enlarged map [B, H, W] -> grad of red, green, blue, edge and motion [B, 5, H, W]; undefined where it is
-// zero.
-at::Tensor salience_map_backward(const at::Tensor& grad, const Picture& picture);
+// Adjoint: grad of the enlarged map [B, H, W] -> grads of the picture and of the previous one [B, 3, H, W], which is undefined if
+// there is none.
+std::tuple<at::Tensor, at::Tensor> salience_map_backward(const at::Tensor& grad, const Picture& picture);
 
 // Gradients of the planes to gradients of the pictures.
 struct PlaneGradients {
   at::Tensor luma, previous_luma;  // [B, H, W], zero-filled
   at::Tensor rgb;                  // [B, C, H, W] whose channels `at` are red, green and blue (-1: none), or undefined
   int64_t at[3] = {-1, -1, -1};
-  at::Tensor salience;  // [B, 5, H, W], or undefined
+  at::Tensor salience, previous_salience;  // [B, 3, H, W], or undefined
 };
 // Adds the adjoint of |Sobel plane| / scale; grad [B, H, W] of any strides. With `clip` the values were cut off at 1.
 void add_sobel_adjoint(const at::Tensor& plane, const at::Tensor& grad, double scale, bool clip, const at::Tensor& out);

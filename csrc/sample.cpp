@@ -1,49 +1,35 @@
 // Host code of the stem `sample`: sampling at an explicit level of detail, and its adjoint.
 #include "math/sample_adjoint.h"
 
-#include <ATen/Context.h>
-
 #include <array>
 
 #include "autograd.h"
+#include "cuda/sample.h"
 #include "filter.h"
+#include "fixed.h"
 #include "launch.h"
+#include "queries.h"
 #include "scatter.h"
-#include "tensor.h"
 
 namespace texvlm {
 namespace {
 
-struct Inputs {
-  Levels table;
-  Reducers reducers;
-  Filter filter;
-  Address address;
-};
-
-Inputs check_inputs(const char* op, const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width,
-                    const Names& reducer, int64_t levels, std::string_view filter, std::string_view address) {
-  const Levels table = check_texture(op, data, height, width, levels);
-  check_coordinates(op, "uv", uv, data, "[B, N, 2]", {-1, -1, 2});
-  check_coordinates(op, "lod", lod, data, "[B, N]", {uv.size(0), uv.size(1)});
-  return {table, check_reducers(op, strings(reducer), data.size(2)), parse_filter(op, filter), parse_address(op, address)};
-}
-
-template <class A>
-QueryView<A> query_view(const Tensor& uv, const Tensor& lod) {
-  return {pointer<const A>(uv), pointer<const A>(lod), uv.stride(0), uv.stride(1), uv.stride(2), lod.stride(0), lod.stride(1)};
-}
-
 Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width, Names reducer,
                   int64_t levels, c10::string_view filter, c10::string_view address) {
-  const Inputs in = check_inputs("sample_lod", data, uv, lod, height, width, reducer, levels, filter, address);
+  const SampleInputs in = check_lod_queries("sample_lod", data, uv, lod, height, width, reducer, levels, filter, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_query<SampleLod, T>(data.device(), batch, count, channels, false, texture_view<const T>(data, in.table),
-                                 query_view<Acc<T>>(uv, lod), pointer<T>(out), count, in.reducers, in.filter, in.address,
-                                 data.numel());
+    const auto texture = texture_view<const T>(data, in.table);
+    const auto queries = query_view<Acc<T>>(uv, lod);
+    if (on_cuda(data.device())) {
+      const c10::DeviceGuard guard(data.device());
+      const SampleLod<T, 0> f{texture, queries, pointer<T>(out), count, in.reducers, in.filter, in.address, data.numel()};
+      return cuda::sample(f, batch, current_stream(data.device()));
+    }
+    for_each_query_on_host<SampleLod, T>(batch, count, 4 * channels, channels, false, texture, queries, pointer<T>(out), count,
+                                         in.reducers, in.filter, in.address, data.numel());
   });
   return out;
 }
@@ -54,13 +40,12 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
                               int64_t width, Names reducer, int64_t levels, c10::string_view filter, c10::string_view address,
                               std::array<bool, 3> mask) {
   const char* op = "sample_lod_backward";
-  const Inputs in = check_inputs(op, data, uv, lod, height, width, reducer, levels, filter, address);
+  const SampleInputs in = check_lod_queries(op, data, uv, lod, height, width, reducer, levels, filter, address);
   const int64_t pictures = data.size(0), batch = uv.size(0), count = uv.size(1), channels = data.size(2), queries = batch * count;
   check_shape(op, "grad", grad, "[B, N, C]", {batch, count, channels});
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
   check_same_device(op, "grad", grad, data);
   const at::Device device = data.device();
-  if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::sample_lod_backward");
   const at::ScalarType acc = acc_dtype(data.scalar_type());
 
   const bool banded = mask[0] && !on_cuda(device) && channels > 0 && host::worth_banding(queries, pictures);
@@ -80,13 +65,19 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
     A* const to_uv = mask[1] && in.filter != Filter::nearest ? pointer<A>(grad_uv) : nullptr;
     A* const to_lod = mask[2] && in.filter == Filter::trilinear && in.table.count > 1 ? pointer<A>(grad_lod) : nullptr;
     if (!to_data && !to_uv && !to_lod) return;
-    if (banded) {
+    if (on_cuda(device)) {
+      const c10::DeviceGuard guard(device);
+      const FixedSums fixed(grad, grad_data, queries);
+      const SampleLodAdjoint<T, 0> f{texture, view, incoming, to_data, to_uv, to_lod, count, in.reducers, in.filter, in.address};
+      cuda::sample_adjoint(f, batch, fixed.view, current_stream(device));
+      if (to_data) fixed.template add_to<A>(grad_data);
+    } else if (banded) {
       const SampleKeys<A> find{view, in.table, pictures > 1, count, in.filter, in.address};
       host::scatter_by_bands<SampleLodAdjoint, T>(in.table, pictures, queries, channels, find, to_data, texture, view, incoming,
                                                   to_data, to_uv, to_lod, count, in.reducers, in.filter, in.address);
     } else {
-      for_each_query<SampleLodAdjoint, T>(device, batch, count, channels, mask[0], texture, view, incoming, to_data, to_uv,
-                                          to_lod, count, in.reducers, in.filter, in.address);
+      for_each_query_on_host<SampleLodAdjoint, T>(batch, count, 4 * channels, channels, mask[0], texture, view, incoming, to_data,
+                                                  to_uv, to_lod, count, in.reducers, in.filter, in.address);
     }
   });
   if (mask[0]) grad_data = grad_data.to(data.scalar_type());

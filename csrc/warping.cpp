@@ -68,8 +68,13 @@ std::tuple<Tensor, Tensor> moved_backward(const Tensor& grad, const Tensor& plan
     if (mask[0]) {
       if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::warp_backward");
       to_planes = new_zeros(planes.sizes(), acc, device);
-      for_each_group<WarpAdjoint, T>(device, batch, channels, height * width, 1, false, field, incoming, pointer<A>(to_planes),
-                                     channels);
+      if (on_cuda(device)) {  // a thread a pixel; the host takes a plane at a time, so that nothing is written by two threads
+        for_each_query<WarpAdjoint, T>(device, batch, channels * height * width, 1, false, field, incoming, pointer<A>(to_planes),
+                                       channels);
+      } else {
+        for_each_query_on_host<WarpAdjoint, T>(batch, channels, height * width, 1, false, field, incoming, pointer<A>(to_planes),
+                                               channels);
+      }
     }
     if (mask[1]) {
       const Tensor pixels = new_tensor({batch, height, width, 2}, acc, device);

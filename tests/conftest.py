@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -26,8 +29,46 @@ def cuda() -> torch.device:
     return torch.device("cuda")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """OpenGL may be absent; where libEGL is there, its tests run and have to pass."""
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    if item.get_closest_marker("gl") or getattr(case, "op", "").endswith("_gl"):
+        try:
+            ctypes.CDLL("libEGL.so.1")
+        except OSError:
+            pytest.skip("libEGL is not installed")
+        if "cuda" in item.fixturenames and torch.cuda.is_available():
+            import texvlm
+
+            if not texvlm.gl.status("cuda").available:
+                pytest.skip(f"the CUDA device has no OpenGL: {texvlm.gl.status('cuda').reason}")
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Every device that a test shall pass on; in an emulated build (tests/shim) the CPU runs the CUDA kernels."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 # What may be skipped, and why; any other skip fails the run.
-ALLOWED_SKIPS = ("no CUDA device", "no second GPU", "the sanitizers are set up for gcc")
+ALLOWED_SKIPS = (
+    "no CUDA device",
+    "no second GPU",
+    "the sanitizers are set up for gcc",
+    "libEGL is not installed",
+    "the CUDA device has no OpenGL",
+    "rapidocr is not installed",
+    "onnxruntime is not installed",
+)
 _unexpected: list[str] = []
 
 

@@ -25,7 +25,7 @@ import subprocess, sys, texvlm
 from pathlib import Path
 
 info = texvlm.build_info()
-needed = subprocess.run(["readelf", "-d", Path(texvlm.__file__).with_name("libtexvlm.so")], capture_output=True, text=True).stdout
+needed = subprocess.run(["readelf", "-d", Path(texvlm.__file__).with_name("lib") / "libtexvlm.so"], capture_output=True, text=True).stdout
 missing = [name for name in ("libc10_cuda", "libtorch_cuda") if name not in needed]
 print(f"built beside torch {info['torch']} with CUDA {info['cuda_version']} for {info['cuda_archs']}")
 sys.exit(f"not linked to {', '.join(missing)}" if missing or not info["cuda"] else 0)

@@ -25,7 +25,7 @@ def scored(image: torch.Tensor, dtype: torch.dtype | None = None) -> texvlm.Text
     image = image if image.dim() == 4 else image[None]
     height, width = image.shape[2:]
     levels = texvlm.level_count(height, width)
-    data = reference.build_channels(image, INDICES, levels, dtype)
+    data = reference.build_channels(image, INDICES, levels, dtype=dtype)
     reducer = [CHANNEL_REDUCERS[i] for i in INDICES]
     return texvlm.Texture.from_data(data, height, width, levels, reducer, SCORE_CHANNELS)
 
@@ -452,3 +452,59 @@ def test_the_names_and_defaults_are_those_of_the_reference() -> None:
     assert texvlm.cascade.STAGE_KEPT == cascade.STAGE_KEPT
     assert texvlm.cascade.STAGE_SAMPLES == cascade.STAGE_SAMPLES
     assert texvlm.cascade.STAGE_CELLS == cascade.STAGE_CELLS
+
+
+# ---- on every device ----
+
+
+def kinds(n: int, kind: str) -> torch.Tensor:
+    g = torch.Generator().manual_seed(n)
+    values = torch.rand(2, n, generator=g) * 2 - 1
+    if kind == "ties":
+        return (values * 3).round()
+    if kind == "special":
+        odd = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -1e-45, 3e38])
+        return torch.where(values > 0, odd[torch.randint(8, (2, n), generator=g)], values)
+    return values
+
+
+@pytest.mark.parametrize("kind", ["distinct", "ties", "special"])
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [(1, 1), (513, 512), (2048, 2048), (2049, 2049), (4096, 273), (4096, 2049), (32768, 100), (32769, 100), (70000, 5000)],
+    ids=str,
+)
+def test_topk_is_a_stable_sort_of_any_row(n: int, k: int, kind: str, device: torch.device) -> None:
+    scores = kinds(n, kind)
+    values, indices = texvlm.topk(scores.to(device), k)
+    keys = scores + 0.0  # -0 equals 0
+    order = torch.where(keys.isnan(), -math.inf, keys).sort(dim=1, descending=True, stable=True).indices
+    order = order.gather(1, keys.gather(1, order).isnan().long().sort(dim=1, stable=True).indices)[:, :k]
+    assert torch.equal(indices.cpu(), order)
+    assert torch.equal(values.cpu().view(torch.int32), scores.gather(1, order).view(torch.int32)), "the very bits"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n", "k"), [(300, 20), (3000, 2100), (33000, 50)], ids=str)
+def test_topk_of_every_dtype(n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
+    scores = torch.randn(2, n, dtype=torch.float64).to(dtype)
+    values, indices = texvlm.topk(scores.to(device), k)
+    order = scores.double().sort(dim=1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(indices.cpu(), order) and torch.equal(values.cpu(), scores.gather(1, order))
+
+
+@pytest.mark.parametrize("n", [1, 31, 255, 2047, 2048, 2049, 70000])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+def test_compaction(n: int, share: float, device: torch.device) -> None:
+    mask = torch.rand(2, n) < share
+    indices, count = texvlm.compact(mask.to(device))
+    for row, wanted in enumerate(mask):
+        places = wanted.nonzero()[:, 0]
+        assert int(count[row]) == len(places)
+        assert torch.equal(indices[row, : len(places)].cpu(), places)
+        assert (indices[row, len(places) :] == -1).all()
+
+
+def test_compaction_of_one_row() -> None:
+    indices, count = texvlm.compact(torch.tensor([True, False, True]))
+    assert indices.tolist() == [0, 2, -1] and count.item() == 2

@@ -24,8 +24,24 @@ def tensors(result) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
+def leaf(args: tuple, i: int | tuple[int, int]) -> torch.Tensor:
+    """The argument at a position of Case.grads."""
+    return args[i] if isinstance(i, int) else args[i[0]][i[1]]
+
+
+def filled(args: tuple, positions: tuple, values) -> tuple:
+    """The arguments with other values at these positions."""
+    full = [list(a) if isinstance(a, (list, tuple)) else a for a in args]
+    for i, value in zip(positions, values, strict=True):
+        if isinstance(i, int):
+            full[i] = value
+        else:
+            full[i[0]][i[1]] = value
+    return tuple(full)
+
+
 def with_grad(case: Case, args: tuple) -> tuple:
-    return tuple(a.detach().clone().requires_grad_() if i in case.grads else a for i, a in enumerate(args))
+    return filled(args, case.grads, [leaf(args, i).detach().clone().requires_grad_() for i in case.grads])
 
 
 def clones(args: tuple) -> tuple:
@@ -76,8 +92,8 @@ def test_gradients_equal_reference(case: Case, generator: torch.Generator) -> No
     out, ref = outputs_with_grad(run(case, mine)), outputs_with_grad(expected(case, theirs))
     assert out and len(out) == len(ref)
     weights = [torch.randn(o.shape, dtype=o.dtype, generator=generator) for o in out]
-    a = torch.autograd.grad(out, [mine[i] for i in case.grads], weights)
-    b = torch.autograd.grad(ref, [theirs[i] for i in case.grads], weights)
+    a = torch.autograd.grad(out, [leaf(mine, i) for i in case.grads], weights)
+    b = torch.autograd.grad(ref, [leaf(theirs, i) for i in case.grads], weights)
     for x, y in zip(a, b, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
 
@@ -87,18 +103,15 @@ def test_gradcheck(case: Case, generator: torch.Generator) -> None:
     args = with_grad(case, case.make(torch.float64, generator))
 
     def f(*inputs):
-        filled = list(args)
-        for i, value in zip(case.grads, inputs, strict=True):
-            filled[i] = value
-        return tuple(outputs_with_grad(run(case, tuple(filled))))
+        return tuple(outputs_with_grad(run(case, filled(args, case.grads, inputs))))
 
-    assert torch.autograd.gradcheck(f, tuple(args[i] for i in case.grads), eps=1e-6, atol=1e-5, rtol=1e-4)
+    assert torch.autograd.gradcheck(f, tuple(leaf(args, i) for i in case.grads), eps=1e-6, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
 def test_second_derivatives_pass_or_raise(case: Case, generator: torch.Generator) -> None:
     args = with_grad(case, case.make(torch.float64, generator))
-    inputs = [args[i] for i in case.grads]
+    inputs = [leaf(args, i) for i in case.grads]
     out = outputs_with_grad(run(case, args))
     weights = [torch.randn(o.shape, dtype=o.dtype, generator=generator).requires_grad_() for o in out]
     first = torch.autograd.grad(out, inputs, weights, create_graph=True)
@@ -111,10 +124,7 @@ def test_second_derivatives_pass_or_raise(case: Case, generator: torch.Generator
         return
 
     def f(*values):
-        filled = list(args)
-        for i, value in zip(case.grads, values, strict=True):
-            filled[i] = value
-        return tuple(outputs_with_grad(run(case, tuple(filled))))
+        return tuple(outputs_with_grad(run(case, filled(args, case.grads, values))))
 
     assert torch.autograd.gradgradcheck(f, tuple(inputs), atol=1e-5, rtol=1e-4)
 
@@ -140,9 +150,9 @@ def test_compiles(case: Case, generator: torch.Generator) -> None:
         if case.grads:
             for outputs, inputs in ((eager, eager_args), (out, compiled_args)):
                 sum(o.double().square().sum() for o in outputs_with_grad(outputs)).backward()
-                assert all(inputs[i].grad is not None for i in case.grads)
+                assert all(leaf(inputs, i).grad is not None for i in case.grads)
             for i in case.grads:
-                torch.testing.assert_close(compiled_args[i].grad, eager_args[i].grad, rtol=1e-6, atol=1e-6)
+                torch.testing.assert_close(leaf(compiled_args, i).grad, leaf(eager_args, i).grad, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -156,7 +166,7 @@ def test_independent_of_thread_count(case: Case, generator: torch.Generator, mon
             mine = clones(args) if case.mutates else with_grad(case, args)
             out = run(case, mine)
             grads = (
-                torch.autograd.grad([o.sum() for o in outputs_with_grad(out)], [mine[i] for i in case.grads])
+                torch.autograd.grad([o.sum() for o in outputs_with_grad(out)], [leaf(mine, i) for i in case.grads])
                 if case.grads
                 else []
             )

@@ -27,7 +27,15 @@ def test_a_program_trains_a_texture(tmp_path: Path) -> None:
     cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
     prefix = ";".join((torch.utils.cmake_prefix_path, texvlm.cmake_prefix_path))
     for command in (
-        [cmake, "-S", str(ROOT / "tests" / "cpp"), "-B", str(tmp_path), f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release"],
+        [
+            cmake,
+            "-S",
+            str(ROOT / "tests" / "cpp"),
+            "-B",
+            str(tmp_path),
+            f"-DCMAKE_PREFIX_PATH={prefix}",
+            "-DCMAKE_BUILD_TYPE=Release",
+        ],
         [cmake, "--build", str(tmp_path)],
         [str(tmp_path / "train")],
     ):

@@ -22,6 +22,21 @@ def brute(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return squared, torch.where(d == squared[..., None], places, height * width).amin(-1)
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "columns"),
+    [(300, 20, 1), (260, 97, 3), (400, 64, 30), (130, 130, 8), (97, 5, 2), (230, 100, 40)],
+    ids=str,
+)
+def test_far_rows_in_narrow_pictures(height: int, width: int, columns: int) -> None:
+    """Features beyond the reach of the search, at and around the limits where the envelope takes over."""
+    g = torch.Generator().manual_seed(height)
+    mask = torch.zeros(height, width, dtype=torch.bool)
+    mask[0, torch.randperm(width, generator=g)[:columns]] = True
+    mask[height // 2, 0] = True
+    for actual, wanted in zip(texvlm.distance_transform(mask), brute(mask), strict=True):
+        assert torch.equal(actual, wanted)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 24), st.integers(1, 130), st.sampled_from([0.0, 0.003, 0.03, 0.2, 1.0]), st.integers(0, 2**31))
 def test_equals_brute_force(height: int, width: int, share: float, seed: int) -> None:
@@ -83,6 +98,34 @@ def test_longer_than_32_bit_squares() -> None:
     squared, index = texvlm.distance_transform(mask)
     x = torch.arange(50_000)
     assert torch.equal(squared[0], x * x + 1) and torch.equal(squared[1], x * x) and (index == 50_000).all()
+
+
+def contours(side: int, seed: int) -> torch.Tensor:
+    """Thin closed lines [side, side], on which jump flooding errs more than on points."""
+    low = torch.rand(1, 1, side // 32, side // 32, generator=torch.Generator().manual_seed(seed))
+    smooth = torch.nn.functional.interpolate(low, (side, side), mode="bicubic")[0, 0]
+    inside = smooth > 0.5
+    mask = torch.zeros_like(inside)
+    mask[1:] |= inside[1:] != inside[:-1]
+    mask[:, 1:] |= inside[:, 1:] != inside[:, :-1]
+    return mask
+
+
+@pytest.mark.parametrize("kind", ["points", "dense points", "contours"])
+def test_jump_flooding_keeps_its_error_budget(kind: str) -> None:
+    wrong, worst, pixels = 0, 0.0, 0
+    for seed in range(4):
+        g = torch.Generator().manual_seed(seed)
+        mask = (
+            contours(512, seed) if kind == "contours" else torch.rand(512, 512, generator=g) < (4e-3 if kind == "points" else 0.1)
+        )
+        exact = texvlm.distance_transform(mask)[0]
+        near, index = texvlm.distance_transform(mask, method="jfa")
+        assert mask.flatten()[index].all() and (near >= exact).all()
+        wrong += int((near != exact).sum())
+        worst = max(worst, (near.double().sqrt() - exact.double().sqrt()).max().item())
+        pixels += mask.numel()
+    assert wrong <= pixels / 5000 and worst <= 4
 
 
 def test_bad_masks() -> None:

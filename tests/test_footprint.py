@@ -143,3 +143,27 @@ def test_autocast_promotes_coordinates() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = torch.ops.texvlm.sample_grad(texture.data, uv, ddx, ddy, 8, 8, ["mean"], texture.levels)
     torch.testing.assert_close(out, texture.sample_footprint(uv, ddx, ddy), rtol=0, atol=0)
+
+
+# ---- on every device ----
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 40])
+@pytest.mark.parametrize("address", ["clamp", "border"])
+def test_gradients_equal_the_reference_and_repeat(channels: int, address: str, device: torch.device, deterministic) -> None:
+    texture = texvlm.Texture(torch.rand(2, channels, 24, 18, dtype=torch.float64))
+    uv = torch.rand(2, 30, 2, dtype=torch.float64)
+    ddx, ddy = (torch.randn(2, 30, 2, dtype=torch.float64) * 0.2 for _ in range(2))
+    weights = torch.randn(2, 30, channels, dtype=torch.float64)
+    args = (24, 18, ["mean"], texture.levels, 8, address)
+    results = []
+    for op, place in ((reference.sample_grad, "cpu"), *((torch.ops.texvlm.sample_grad, device),) * 3):
+        leaves = [t.to(place).clone().requires_grad_() for t in (texture.data, uv, ddx, ddy)]
+        if op is reference.sample_grad:
+            torch.use_deterministic_algorithms(False)
+        results.append([g.cpu() for g in torch.autograd.grad(op(*leaves, *args), leaves, weights.to(place))])
+        torch.use_deterministic_algorithms(True)
+    for a, b in zip(results[0], results[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    for other in results[2:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[1], other, strict=True))

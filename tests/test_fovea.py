@@ -254,3 +254,18 @@ def test_compiles_with_the_default_layout() -> None:
     texture, fixation = texvlm.Texture(picture(128, 128)), torch.full((1, 1, 2), 0.5)
     compiled = torch.compile(sample_foveated, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(texture, fixation).patches, sample_foveated(texture, fixation).patches)
+
+
+def test_gradients_are_sums_in_a_fixed_order(device: torch.device, deterministic) -> None:
+    """Of fixation over its tokens, of offsets over the fixations, of m0 and e0 over everything; the same bits in every run."""
+    g = torch.Generator().manual_seed(0)
+    inputs = [torch.rand(2, 5, 2, generator=g), torch.randn(300, 2, generator=g) * 40, torch.tensor(20.0), torch.tensor(10.0)]
+    weights = [torch.randn(2, 5, 300, 2, generator=g), torch.randn(2, 5, 300, generator=g)]
+    results = []
+    for dtype in (torch.float64, torch.float32, torch.float32):
+        leaves = [t.to(dtype).to(device).requires_grad_() for t in inputs]
+        out = torch.ops.texvlm.fovea_tokens(*leaves, 200, 300, 8)
+        results.append(torch.autograd.grad(out, leaves, [w.to(dtype).to(device) for w in weights]))
+    for exact, first, second in zip(*results, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first.double(), exact, rtol=1e-3, atol=1e-3)

@@ -252,3 +252,63 @@ def test_every_size_and_channel_count_reads_inside() -> None:
         uv = torch.rand(1, 8, 2) * 1.5 - 0.25
         out = texvlm.extract_patches(texture, uv, torch.tensor([0.0, 1, 2, 0.5, 0, 0, 0, 9])[None], size)
         torch.testing.assert_close(out, torch.ones_like(out))
+
+
+# ---- on every device ----
+
+
+def patches_of(channels: int, size: int, device: torch.device, turned: bool, dtype: torch.dtype = torch.float64):
+    texture = texvlm.Texture(torch.rand(1, channels, 40, 56, dtype=torch.float64).to(dtype).to(device))
+    coordinates = torch.float64 if dtype == torch.float64 else torch.float32
+    center, lod = torch.rand(2, 5, 2, dtype=coordinates), torch.rand(2, 5, dtype=coordinates) * 4
+    axes = torch.randn(2, 5, 2, 2, dtype=coordinates) if turned else None
+    places = [t.to(device) for t in (center, lod, axes) if t is not None]
+    return texture, places, size
+
+
+def patch_gradients(texture: texvlm.Texture, places: list[torch.Tensor], size: int, weights: torch.Tensor | None = None):
+    leaves = [t.clone().requires_grad_() for t in (texture.data, *places)]
+    axes = leaves[3] if len(leaves) == 4 else None
+    out = torch.ops.texvlm.extract_patches(leaves[0], leaves[1], leaves[2], *table(texture), size, "clamp", axes)
+    if weights is None:
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return out, torch.autograd.grad(out, leaves, weights.to(out.dtype).to(out.device))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 40])
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 33])
+def test_any_size_and_number_of_channels(channels: int, size: int, device: torch.device) -> None:
+    texture, places, size = patches_of(channels, size, device, turned=size == 17)
+    out, grads = patch_gradients(texture, places, size)
+    leaves = [t.cpu().clone().requires_grad_() for t in (texture.data, *places)]
+    axes = leaves[3] if len(leaves) == 4 else None
+    wanted = reference.extract_patches(leaves[0], leaves[1], leaves[2], *table(texture), size, "clamp", axes)
+    torch.testing.assert_close(out.cpu(), wanted, rtol=1e-9, atol=1e-9)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for a, b in zip(grads, torch.autograd.grad(wanted, leaves, weights), strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_deterministic_gradients(channels: int, dtype: torch.dtype, device: torch.device, deterministic) -> None:
+    """Patches overlap, and all of one patch add to its centre: yet every run gives the same bits."""
+    texture, places, size = patches_of(channels, 20, device, turned=True, dtype=dtype)
+    (_, first), *others = (patch_gradients(texture, places, size) for _ in range(3))
+    for _, other in others:
+        for a, b in zip(first, other, strict=True):
+            assert torch.equal(a, b)
+    torch.use_deterministic_algorithms(False)
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 2e-2}[dtype]
+    for a, b in zip(first, patch_gradients(texture, places, size)[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_texel_gradients_alone(device: torch.device) -> None:
+    """Without a gradient for the frames, blocks share out a patch's samples and channels."""
+    texture, places, size = patches_of(20, 33, device, turned=False)
+    leaf = texture.data.clone().requires_grad_()
+    out = torch.ops.texvlm.extract_patches(leaf, places[0], places[1], *table(texture), size, "clamp", None)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
+    (alone,) = torch.autograd.grad(out, leaf, weights)
+    torch.testing.assert_close(alone, patch_gradients(texture, places, size)[1][0], rtol=1e-9, atol=1e-9)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 import texvlm
+from texvlm import reference
 
 ops = torch.ops.texvlm
 
@@ -131,6 +132,19 @@ def test_index_arithmetic_beyond_2_31_elements() -> None:
         ops.update_mipmaps(data, 40000, 40000, ["mean"], 16)
 
 
+def test_updates_count_as_writes() -> None:
+    """So autograd refuses to use texels that changed after they were saved, and caches see that they did."""
+    texture = texvlm.Texture(torch.rand(1, 3, 8, 8))
+    uv = torch.rand(1, 5, 2, requires_grad=True)
+    out = texture.sample(uv, 0.3)
+    before = texture.data._version
+    texvlm.update_mipmaps(texture)
+    texvlm.update_mipmaps(texture, [(0, 0, 2, 2)])
+    assert texture.data._version == before + 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 class TestTexture:
     def test_inputs(self) -> None:
         from PIL import Image
@@ -222,3 +236,80 @@ def test_import_is_quick() -> None:
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)
     )
     assert seconds < 0.3
+
+
+# ---- where tiles of 64 (and of 32) meet, and where the halo of odd sizes ends the fusing of levels ----
+
+BORDERS = [(63, 64), (64, 64), (65, 63), (127, 128), (128, 129), (129, 127), (1, 300), (300, 1), (200, 70), (96, 33), (2, 3)]
+
+
+def chain_equals_reference(image: torch.Tensor, reducers: list[str], dtype: torch.dtype, tolerance: float) -> None:
+    height, width = image.shape[2:]
+    levels = texvlm.level_count(height, width)
+    data = ops.generate_mipmaps(image, reducers, levels, dtype)
+    wanted = reference.generate_mipmaps(image.cpu(), reducers, levels, dtype)
+    torch.testing.assert_close(data.cpu(), wanted, rtol=tolerance, atol=tolerance)
+    if image.is_cuda:
+        torch.testing.assert_close(data.cpu(), ops.generate_mipmaps(image.cpu(), reducers, levels, dtype), rtol=0, atol=0)
+    again = data.clone()
+    again[:, height * width :] = -1
+    ops.update_mipmaps(again, height, width, reducers, levels)
+    torch.testing.assert_close(again, data, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("size", BORDERS, ids=str)
+@pytest.mark.parametrize("channels", [1, 3, 4, 5])
+def test_tile_borders(size: tuple[int, int], channels: int, device: torch.device) -> None:
+    chain_equals_reference(torch.rand(2, channels, *size).to(device), ["mean"], torch.float32, 2e-6)
+
+
+@pytest.mark.parametrize("size", [(65, 63), (128, 64)], ids=str)
+@pytest.mark.parametrize("channels", [2, 40])
+def test_tile_borders_of_every_reducer(size: tuple[int, int], channels: int, device: torch.device) -> None:
+    image = (torch.rand(2, channels, *size) * 8).round() / 8
+    reducers = [("mean", "max", "min", "mode")[(3 * c + c // 4) % 4] for c in range(channels)]
+    chain_equals_reference(image.to(device), reducers, torch.float32, 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2), (torch.float64, 1e-12)], ids=str
+)
+@pytest.mark.parametrize("channels", [3, 10])
+def test_tile_borders_of_every_dtype(dtype: torch.dtype, tolerance: float, channels: int, device: torch.device) -> None:
+    for size in ((65, 70), (128, 64)):
+        chain_equals_reference(torch.rand(1, channels, *size, dtype=dtype).to(device), ["mean"], dtype, tolerance)
+        chain_equals_reference(torch.randint(256, (1, channels, *size), dtype=torch.uint8).to(device), ["mean"], dtype, tolerance)
+
+
+@pytest.mark.parametrize("size", [(1, 4097), (4097, 1), (270, 480), (1023, 33)], ids=str)
+def test_more_tiles_than_the_last_block_takes(size: tuple[int, int], device: torch.device) -> None:
+    chain_equals_reference(torch.rand(1, 1, *size).to(device), ["mean"], torch.float32, 2e-6)
+
+
+def test_powers_of_two_are_exact(device: torch.device) -> None:
+    """Sums of 8-bit integers over 2^14 texels fit a float, so that no rounding hides an error."""
+    image = torch.randint(256, (3, 3, 128, 128)).float()
+    texture = texvlm.Texture(image.to(device))
+    for level in range(texture.levels):
+        wanted = torch.nn.functional.avg_pool2d(image.double(), 2**level).float()
+        torch.testing.assert_close(texture.level(level).cpu(), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, 7])
+def test_fewer_levels(levels: int, device: torch.device) -> None:
+    image = torch.rand(2, 3, 130, 100).to(device)
+    wanted = ops.generate_mipmaps(image, ["mean"], 8)
+    got = ops.generate_mipmaps(image, ["mean"], levels)
+    torch.testing.assert_close(got, wanted[:, : got.shape[1]], rtol=0, atol=0)
+
+
+def test_strided_pictures(device: torch.device) -> None:
+    image = torch.rand(2, 3, 130, 70).to(device)
+    levels = texvlm.level_count(130, 70)
+    wanted = ops.generate_mipmaps(image, ["mean"], levels)
+    for strided in (image.contiguous(memory_format=torch.channels_last), image.transpose(2, 3).contiguous().transpose(2, 3)):
+        torch.testing.assert_close(ops.generate_mipmaps(strided, ["mean"], levels), wanted, rtol=0, atol=0)
+    one = image[:1, :1].expand(2, 3, 130, 70)
+    torch.testing.assert_close(
+        ops.generate_mipmaps(one, ["mean"], levels), ops.generate_mipmaps(one.contiguous(), ["mean"], levels), rtol=0, atol=0
+    )

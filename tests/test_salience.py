@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import texvlm
+from benchmarks._popout import display
 
 
 def spot(colour: tuple[float, float, float], y: int, x: int, size: int = 10, side: int = 96, ground: float = 0.5) -> torch.Tensor:
@@ -43,7 +44,7 @@ def test_range(height: int, width: int, moving: bool, seed: int) -> None:
     image, previous = torch.rand(1, 3, height, width, generator=g), torch.rand(1, 3, height, width, generator=g)
     result = texvlm.saliency(image, previous if moving else None)
     assert result.shape == (1, height, width) and (result >= 0).all() and (result <= 1 + 1e-6).all()
-    assert (result > 0).any() == (max(height, width) >= 8)
+    assert (result > 0).any() == (max(height, width) >= 8)  # the base level has one place below that
 
 
 def test_mirror_and_batch() -> None:
@@ -84,3 +85,20 @@ def test_bad_pictures() -> None:
         texvlm.saliency(torch.rand(3, 8, 8), torch.rand(3, 8, 9))
     with pytest.raises(ValueError, match="previous must have the dtype"):
         texvlm.saliency(torch.rand(3, 8, 8), torch.rand(3, 8, 8).double())
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("colour", 0.9), ("orientation", 0.85), ("size", 0.7), ("missing", 0.4)])
+def test_the_odd_item_pops_out(kind: str, wanted: float) -> None:
+    displays = [display(kind, 90000 + seed) for seed in range(24)]
+    assert sum(d.hit(texvlm.saliency(d.image)[0]) for d in displays) >= wanted * len(displays)
+
+
+def test_small_contrasts_count_like_large_ones() -> None:
+    faint = 0.5 + (display("colour", 3).image.float() / 255 - 0.5) * 0.1
+    assert display("colour", 3).hit(texvlm.saliency(faint)[0])
+
+
+def test_size_of_the_picture_hardly_matters() -> None:
+    for seed in range(4):
+        d = display("colour", seed, 1024)
+        assert d.hit(texvlm.saliency(d.image)[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -276,3 +278,95 @@ def test_offsets_beyond_32_bits() -> None:
     uv = torch.tensor([[[u, u], [u - 0.5 / width, u]]])
     out = torch.ops.texvlm.sample_lod(data, uv, torch.zeros(1, 2), height, width, ["mean"], 1)
     torch.testing.assert_close(out[0, :, 0].float(), torch.tensor([1.0, 2.0]))
+
+
+# ---- on every device ----
+
+
+def queries(batch: int, count: int, channels: int, device: torch.device, dtype: torch.dtype = torch.float32):
+    texture = texvlm.Texture(torch.rand(batch, channels, 33, 20, dtype=torch.float64).to(dtype).to(device))
+    coordinates = torch.float64 if dtype == torch.float64 else torch.float32
+    uv = (torch.rand(2, count, 2, dtype=coordinates) * 1.4 - 0.2).to(device)
+    lod = (torch.rand(2, count, dtype=coordinates) * 8 - 1).to(device)
+    return texture, uv, lod
+
+
+def gradients(texture: texvlm.Texture, uv, lod, weights, filter: str = "trilinear", address: str = "clamp"):
+    leaves = [t.clone().requires_grad_() for t in (texture.data, uv, lod)]
+    out = texture.replace(leaves[0]).sample(leaves[1], leaves[2], filter, address)
+    return torch.autograd.grad(out, leaves, weights, allow_unused=True)
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("address", ADDRESS_MODES)
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 8, 40])
+def test_any_number_of_channels(filter: str, address: str, channels: int, device: torch.device) -> None:
+    """A channel's values and gradients do not depend on how many others there are: also those of single channels."""
+    texture, uv, lod = queries(1 if channels % 2 else 2, 70, channels, device, torch.float64)
+    weights = torch.randn(2, 70, channels, dtype=torch.float64).to(device)
+    out = texture.sample(uv, lod, filter, address)
+    data, d_uv, d_lod = gradients(texture, uv, lod, weights, filter, address)
+    sums = [torch.zeros_like(uv), torch.zeros_like(lod)]
+    for c in range(channels):
+        single = texvlm.Texture.from_data(texture.data[..., c : c + 1].contiguous(), 33, 20, texture.levels, ["mean"])
+        torch.testing.assert_close(single.sample(uv, lod, filter, address), out[..., c : c + 1], rtol=1e-12, atol=1e-12)
+        one = gradients(single, uv, lod, weights[..., c : c + 1], filter, address)
+        torch.testing.assert_close(one[0], data[..., c : c + 1], rtol=1e-10, atol=1e-10)
+        for total, part in zip(sums, one[1:], strict=True):
+            total += part
+    torch.testing.assert_close(d_uv, sums[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(d_lod, sums[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("channels", [3, 4, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("address", ["clamp", "border"])
+def test_deterministic_gradients(channels: int, dtype: torch.dtype, address: str, device: torch.device, deterministic) -> None:
+    """Bit for bit the same in every run, though hundreds of queries share a texel; and the right ones."""
+    texture, uv, lod = queries(1, 400, channels, device, dtype)
+    uv[:, 100:300] = 0.3
+    weights = torch.randn(2, 400, channels).to(dtype).to(device)
+    first, *others = (gradients(texture, uv, lod, weights, address=address) for _ in range(3))
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            assert torch.equal(a, b)
+    torch.use_deterministic_algorithms(False)
+    tolerance = {torch.float32: 2e-5, torch.float64: 1e-9, torch.float16: 1e-1}[dtype]
+    for a, b in zip(first, gradients(texture, uv, lod, weights, address=address), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_deterministic_sums_do_not_depend_on_the_order(device: torch.device, deterministic) -> None:
+    """What makes them reproducible: queries in another order give the same bits. On the CPU it is the order that is fixed."""
+    texture, uv, lod = queries(1, 400, 8, device)
+    uv[:, 100:300] = 0.3
+    weights = torch.randn(2, 400, 8).to(device)
+    order = torch.randperm(400).to(device)
+    first = gradients(texture, uv, lod, weights)[0]
+    second = gradients(texture, uv[:, order], lod[:, order], weights[:, order])[0]
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-4)
+    if device.type == "cuda" or os.environ.get("TEXVLM_EMULATE") == "1":
+        assert torch.equal(first, second)
+
+
+def test_deterministic_gradients_of_extreme_values(device: torch.device, deterministic) -> None:
+    texture, uv, lod = queries(1, 9, 4, device)
+    for scale in (0.0, 1e-30, 1e30):
+        weights = scale * torch.rand(2, 9, 4).to(device)
+        data = gradients(texture, uv, lod, weights)[0]
+        torch.testing.assert_close(data.double().sum((0, 1)), weights.double().sum((0, 1)), rtol=1e-5, atol=0)
+    weights = torch.ones(2, 9, 4).to(device)
+    weights[0, 3, 1] = torch.inf
+    weights[1, 4, 2] = torch.nan
+    data = gradients(texture, uv, lod, weights)[0]
+    assert data[..., 1].isinf().any() and data[..., 2].isnan().any()
+    torch.testing.assert_close(data[..., [0, 3]].double().sum((0, 1)), torch.full((2,), 18.0).double().to(device))
+
+
+def test_gradients_with_any_strides(device: torch.device) -> None:
+    texture, uv, lod = queries(2, 50, 8, device)
+    weights = torch.randn(8, 50, 2).to(device).permute(2, 1, 0)
+    for a, b in zip(gradients(texture, uv, lod, weights), gradients(texture, uv, lod, weights.contiguous()), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    one = torch.ones(1, 1, 1).to(device).expand(2, 50, 8)
+    torch.testing.assert_close(gradients(texture, uv, lod, one)[0].sum(), one.sum(), rtol=1e-4, atol=1e-4)

@@ -1,11 +1,13 @@
 """The compiled code under AddressSanitizer and UBSan: a build of its own, which runs the contract and the meaning tests.
 
+Twice: with the CPU's kernels, and with the CUDA kernels, which this build compiles for the host as well (see tests/shim).
 Left out: compile and inductor (they compile code that is not ours), subprocesses, and the large pictures.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,21 +16,29 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "sanitized"
-LEFT_OUT = " and ".join(
-    f"not {word}"
-    for word in (
-        "compile",
-        "import",
-        "inductor",
-        "every_loop",
-        "thread_count",
-        "sanitizer",
-        "readme",
-        "cli",
-        "export",
-        "loader",
-        "fork",
-    )
+LEFT_OUT = (
+    "compile",
+    "import",
+    "inductor",
+    "every_loop",
+    "thread_count",
+    "sanitizer",
+    "shim",
+    "readme",
+    "cli",
+    "export",
+    "loader",
+    "fork",
+)
+# Under emulation also what says nothing about kernels, and what is about the CPU's own loops and memory.
+LEFT_OUT_EMULATED = (
+    *LEFT_OUT,
+    "opcheck",  # fakes and schemas: the same on every device
+    "functorch",
+    "bad_input",
+    "source",
+    "torch.py",
+    "cache",  # of CPU memory
 )
 
 pytestmark = pytest.mark.sanitizers
@@ -43,7 +53,7 @@ def env() -> dict[str, str]:
     """The sanitized build in build/sanitized, and the environment to load it in."""
     if "gcc" not in subprocess.run(["c++", "-v"], capture_output=True, text=True, check=False).stderr:
         pytest.skip("the sanitizers are set up for gcc, and c++ is another compiler")
-    build = {**os.environ, "TEXVLM_SANITIZE": "1", "TEXVLM_NO_CUDA": "1"}
+    build = {**os.environ, "TEXVLM_SANITIZE": "1", "TEXVLM_EMULATE": "1"}
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(BUILD), "--build-lib", str(BUILD / "lib")]
     done = subprocess.run(command, cwd=ROOT, env=build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -71,23 +81,48 @@ def test_an_overflow_aborts(env: dict[str, str]) -> None:
     assert "heap-buffer-overflow" in done.stderr
 
 
-def test_the_tests_pass(env: dict[str, str]) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        f"pythonpath={BUILD / 'lib'}",
-        "-k",
-        LEFT_OUT,
-        "tests",
-    ]
+def run_tests(env: dict[str, str], left_out: tuple[str, ...]) -> None:
+    words = " and ".join(f"not {word}" for word in left_out)
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-o", f"pythonpath={BUILD / 'lib'}", "-k", words]
+    command = [sys.executable, "-m", "pytest", *options, "tests"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     tail = done.stdout[-4000:] + done.stderr[-4000:]
     assert done.returncode == 0, tail
     assert "AddressSanitizer" not in tail
     assert "runtime error" not in tail
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_the_gl_threads(env: dict[str, str], kind: str, tmp_path: Path) -> None:
+    """csrc/gl alone, in a program of its own; the drivers are not compiled for ThreadSanitizer, so what it says of them is left out."""
+    program = tmp_path / "gl_threads"
+    sources = [*(str(p) for p in sorted((ROOT / "csrc" / "gl").glob("*.cpp"))), str(ROOT / "tests" / "cpp" / "gl_threads.cpp")]
+    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={kind}", "-fno-sanitize-recover=undefined", f"-I{ROOT / 'csrc' / 'gl'}"]
+    subprocess.run(["g++", *flags, *sources, "-o", str(program), "-ldl", "-pthread"], check=True)
+    drivers = tmp_path / "drivers"
+    drivers.write_text("".join(f"race:{name}\n" for name in ("swrast_dri.so", "libgallium", "libLLVM", "libEGL", "libnvidia")))
+    environment = {k: v for k, v in env.items() if k != "LD_PRELOAD"} | {"TSAN_OPTIONS": f"suppressions={drivers}"}
+    fixed = ["setarch", "-R"] if shutil.which("setarch") else []  # TSan of older compilers cannot bear random addresses
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*fixed, str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
+
+    done = run() if kind == "thread" else run("fork")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    if kind == "thread":  # and it would have said so
+        assert "data race" in run("race").stderr
+
+
+def test_the_tests_pass(env: dict[str, str]) -> None:
+    run_tests(env, LEFT_OUT)
+
+
+def test_the_tests_pass_on_cuda_kernels(env: dict[str, str], tmp_path: Path) -> None:
+    """CPU tensors go the way of CUDA tensors, and every .cu has been executed in the end."""
+    launches = tmp_path / "launches"
+    run_tests({**env, "TEXVLM_EMULATE": "1", "TEXVLM_SHIM_LAUNCHES": str(launches)}, LEFT_OUT_EMULATED)
+    lines = [line.split("\t") for line in launches.read_text().splitlines()]
+    executed = {source for what, source, _ in lines if what == "launched"}
+    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "cuda").glob("*.cu")}
+    assert sources - executed == set(), "no test launches a kernel of these"

@@ -7,19 +7,24 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 from pathlib import Path as _Path
 
 from texvlm import _ext as _ext
+from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
-from texvlm.cascade import Selection, select, topk
-from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels
+from texvlm.cascade import Selection, compact, select, topk
+from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels, contrast_edges, edges
 from texvlm.distance import distance_transform
+from texvlm.embedding import PCA, ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
 from texvlm.flow import optical_flow
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
+from texvlm.hardware import empty_texture_cache, sample_grad_hardware, sample_lod_hardware, texture_cache_stats
 from texvlm.history import attention_map, fixation_history, gaussian_splat, gaze_history
 from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
 from texvlm.patches import extract_patches
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
+from texvlm.superpixel import boundaries, superpixel_channels, superpixels
+from texvlm.text import text_regions
 from texvlm.texture import Texture
 from texvlm.warping import motion, warp
 
@@ -31,18 +36,29 @@ cmake_prefix_path = str(_Path(__file__).parent / "cmake")
 __all__ = [
     "CHANNELS",
     "MINIMAL",
+    "PCA",
     "Channel",
+    "ClipEmbedding",
+    "DigitsEmbedding",
+    "Embedding",
+    "EmbeddingProvider",
     "FoveaLayout",
     "FoveatedTokens",
     "Selection",
     "Texture",
     "attention_map",
+    "boundaries",
     "build_channels",
     "build_info",
     "cached_bytes",
     "cmake_prefix_path",
+    "compact",
+    "contrast_edges",
     "distance_transform",
+    "edges",
+    "embedding_planes",
     "empty_cache",
+    "empty_texture_cache",
     "extract_patches",
     "fixation_history",
     "gaussian_splat",
@@ -53,11 +69,18 @@ __all__ = [
     "level_count",
     "motion",
     "optical_flow",
+    "relevance",
     "saliency",
     "sample_foveated",
     "sample_grad",
+    "sample_grad_hardware",
     "sample_lod",
+    "sample_lod_hardware",
     "select",
+    "superpixel_channels",
+    "superpixels",
+    "text_regions",
+    "texture_cache_stats",
     "topk",
     "update_mipmaps",
     "warp",

@@ -106,6 +106,33 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return ops.select_topk(scores, k)
 
 
+def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The places that are set in each row, in their order: what remains to be done, without asking how many there are.
+
+    The results have a fixed shape, so nothing waits for the device, and it can be captured in a CUDA graph.
+
+    Args:
+        mask: bool [B, N] or [N], any strides.
+
+    Returns:
+        indices: int64 [B, N] (or [N]), the places that are set in rising order, then -1.
+        count: int64 [B] (or []), how many are set.
+
+    Raises:
+        ValueError: the mask has another rank or dtype.
+
+    Example:
+        >>> import torch, texvlm
+        >>> indices, count = texvlm.compact(torch.tensor([False, True, False, True]))
+        >>> indices.tolist(), int(count)
+        ([1, 3, -1, -1], 2)
+    """
+    if mask.dim() == 1:
+        indices, count = ops.compact(mask[None])
+        return indices[0], count[0]
+    return ops.compact(mask)
+
+
 def kept_cells(k: int, total: int) -> tuple[int, int, int]:
     """How many of `total` cells the coarse, the middle and the fine stage keep; halves are rounded up."""
     coarse, middle = ((2 * kept * total + STAGE_CELLS) // (2 * STAGE_CELLS) for kept in STAGE_KEPT)
@@ -257,3 +284,8 @@ def _(grad: Tensor, indices: Tensor, count: int) -> Tensor:
 @fake("score_cells")
 def _(data: Tensor, cells: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return cells.new_empty(cells.shape, dtype=acc_dtype(data.dtype))
+
+
+@fake("compact")
+def _(mask: Tensor) -> tuple[Tensor, Tensor]:
+    return mask.new_empty(mask.shape, dtype=torch.int64), mask.new_empty(mask.shape[:1], dtype=torch.int64)

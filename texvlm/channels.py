@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, ops
+from texvlm.embedding import AXES, Embedding, EmbeddingProvider, relevance
+from texvlm.flow import optical_flow
+from texvlm.history import fixation_history, gaze_history
 from texvlm.pyramid import level_count, texel_count
 from texvlm.salience import as_previous, as_rgb
+from texvlm.superpixel import boundaries, superpixel_channels, superpixels
+from texvlm.text import text_regions
 from texvlm.texture import Texture
+from texvlm.warping import warp
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
@@ -65,14 +72,9 @@ MINIMAL: tuple[int, ...] = (*range(12), 34)
 """The channels that need nothing but pictures and a fixation: `channels="minimal"`."""
 
 _BY_NAME = {channel.name: channel.index for channel in CHANNELS}
-_SOURCES = {
-    **dict.fromkeys(range(9), "picture"),
-    7: "picture and previous picture",
-    9: "position",
-    10: "position",
-    34: "picture",
-}
-_ABSENT = "absent: not part of this version"
+_EMBEDDING = tuple(_BY_NAME[f"embedding_{i}"] for i in range(AXES))
+_CLUSTERS = tuple(_BY_NAME[name] for name in ("cluster", "cluster_distance", "cluster_size"))
+_FORMULAS = {**dict.fromkeys(range(7), "picture"), 9: "position", 10: "position", 34: "picture"}
 
 
 def channel_indices(channels: str | Sequence[str | int] | None) -> list[int]:
@@ -95,52 +97,63 @@ def channel_indices(channels: str | Sequence[str | int] | None) -> list[int]:
     return indices
 
 
-def _source(index: int, previous: bool, fixation: bool) -> str:
-    if index == 7 and not previous:
-        return "absent: no previous picture"
-    if index == 8 and previous:
-        return "picture and previous picture"
-    if index == 11:
-        return "fixation" if fixation else "centre of the picture"
-    return _SOURCES.get(index, _ABSENT)
-
-
 def build_channels(
     image: ImageLike,
-    previous: ImageLike | None = None,
-    query: object = None,
+    previous: ImageLike | Texture | None = None,
+    query: str | Tensor | None = None,
     channels: str | Sequence[str | int] | None = None,
     *,
     fixation: Tensor | None = None,
     levels: int | None = None,
     dtype: torch.dtype | None = None,
+    embedding: Embedding | EmbeddingProvider | None = None,
+    fixations: Tensor | None = None,
+    gaze: Tensor | None = None,
+    flow: Tensor | tuple[Tensor, Tensor | None] | str | None = "auto",
+    given: Mapping[str, Tensor] | None = None,
+    n_superpixels: int = 50,
 ) -> Texture:
-    """A mipmapped texture of named channels of a picture, written in one pass.
+    """A mipmapped texture of named channels of a picture: forty answers about each place, or those that are asked for.
+
+    What is local (0-6, 9-11) is written in one pass over the picture; other channels are planes, made once and enlarged while the texels
+    are written. Nothing is computed for a channel that is not asked for, and nothing for one that is `given`.
 
     Args:
         image: see `Texture`; RGB in [0, 1] (uint8 is divided by 255). Grey is repeated to RGB, alpha dropped; values that are not
             finite count as 0, so no channel is ever NaN.
-        previous: the picture before it, of the same shape and dtype, for motion and saliency.
-        query: for the embedding channels, which this version does not build: must be None.
-        channels: which ones, in the order wanted: "minimal" (0-11 and 34), names or indices of `CHANNELS`. Nothing is computed for a
-            channel that is not asked for. None is the layout of all 40: those that this version does not build (12-33 and 35-39) are
-            zero, so that indices are already the final ones; it takes three times the memory of "minimal".
+        previous: the picture before it, of the same shape and dtype, for motion and saliency; or the texture that this function made of
+            it, which also brings its saliency, its relevance to its query, and its histories (15-17, 37), all moved along the flow.
+        query: what is looked for: a text, or a vector [16] or [D] (see `Embedding.query`). It needs `embedding` and is kept in
+            `meta["query_vector"]`, for `relevance(texture)`, and for channel 15 of the next frame.
+        channels: which ones, in the order wanted: None for all 40, "minimal" (0-11 and 34), names or indices of `CHANNELS`. A channel
+            without a source (no previous picture, no embedding) is zero, and `meta` says so.
         fixation: where the eye is, uv [B, 2] (or [2]), for the eccentricity; the centre by default. One that is not finite gives 0.
         levels: of the pyramid; all by default.
         dtype: of the texels: float32, float64, float16 or bfloat16. By default the picture's, float32 for uint8. Arithmetic is in
             float32 (float64 for a double picture) and rounded once.
+        embedding: for channels 18-33: an `Embedding`, or a provider that brings its axes (`DigitsEmbedding`).
+        fixations: past fixations, uv [B, P, 2] or [P, 2], the latest last, for channel 17: see `fixation_history`.
+        gaze: where the foveas have been, uv [B, P, 2] or [P, 2], for channel 37: see `gaze_history`.
+        flow: from this picture to the previous one, [B, 2, h, w], or that and occlusion [B, h, w], as `optical_flow` gives them.
+            "auto" estimates it where there is something to move along it (15-17, 37, or all 40 channels, with a previous picture). Where
+            there is a flow, motion and saliency are compensated by it. None: no flow.
+        given: planes [B, h, w], at most as large as the picture, that replace what would be computed, by channel name: `saliency`,
+            `text` or `motion` of another model, `attention` and `previous_attention` of token grids, `previous_relevance` and
+            `previous_saliency` (of the previous picture; moved along the flow), `cluster` (labels of a segmentation, from which 13, 14
+            and 38 follow too), `embedding` (unit vectors [B, 16, h, w]).
+        n_superpixels: about how many, for channels 12-14 and 38.
 
     Returns:
         Texture, data [B, T, len(channels)] with `names`, one reducer per channel as in `CHANNELS`, and `meta`: for each channel's name
         where it came from, or "absent: ..." and why it is zero.
 
-        Differentiable in `image` (0-6, 8, and 7), in `previous` (7, 8) and in `fixation` (11); x, y and edge_distance have no
-        gradient. At kinks: square roots and |x| have gradient 0 at 0, contrast_edge none where it is cut off at 1, max and min of the
-        mips pass theirs to the first extremal texel. Second derivatives raise.
+        Differentiable in `image` (0-6, 8, and 7), in `previous` (7, 8), in `fixation` (11) and in the planes that are given; x, y,
+        edge_distance, clusters, boundary and text have no gradient. At kinks: square roots and |x| have gradient 0 at 0, contrast_edge
+        none where it is cut off at 1, max and min of the mips pass theirs to the first extremal texel. Second derivatives raise.
 
     Raises:
-        ValueError: an unknown or repeated channel, another shape or dtype of `previous`, channel counts other than 1, 3 and 4.
-        NotImplementedError: a query.
+        ValueError: an unknown or repeated channel, another shape, dtype or device of `previous` or of a given plane, channel counts
+            other than 1, 3 and 4, a query without an embedding.
 
     Example:
         >>> import torch, texvlm
@@ -148,11 +161,21 @@ def build_channels(
         >>> texture.data.shape, texture.meta["motion"]
         (torch.Size([1, 4095, 3]), 'absent: no previous picture')
     """
-    if query is not None:
-        raise NotImplementedError("query: the embedding channels are not part of this version; pass query=None")
     picture = as_rgb(image)
-    before = as_previous(previous, picture)
     indices = channel_indices(channels)
+    before = _previous_picture(previous, picture)
+    if before is not None and before.dtype != picture.dtype:
+        picture = _as_float(picture)
+    sources = _Sources(picture, indices, dict(given or {}))
+    motion_field = _flow(flow, picture, before, channels is None or bool(sources.carried(previous, fixations, gaze)))
+    if before is not None and motion_field is not None and sources.wants("motion", "saliency"):
+        picture, before = _as_float(picture), _along(_as_float(before), motion_field)
+        sources.picture = picture
+    sources.histories(previous, motion_field, fixations, gaze)
+    sources.clusters(n_superpixels)
+    sources.text()
+    vector = sources.embedding(embedding, query)
+
     height, width = picture.shape[2:]
     levels = level_count(height, width) if levels is None else levels
     if fixation is not None:
@@ -161,10 +184,263 @@ def build_channels(
             fixation = fixation[None]
         if fixation.shape[-2:] == (1, 2) and fixation.dim() == 2:
             fixation = fixation.expand(picture.shape[0], 2)
-    data = ops.build_channels(picture, indices, levels, dtype, before, fixation)
+    if dtype is None and isinstance(image, Tensor) and image.is_floating_point():
+        dtype = image.dtype
+    data = ops.build_channels(picture, indices, levels, sources.planes, sources.ids, dtype, before, fixation)
     rows = [CHANNELS[i] for i in indices]
-    meta = {row.name: _source(row.index, before is not None, fixation is not None) for row in rows}
+    pair = "picture and previous picture" if motion_field is None else "picture, previous picture and flow"
+    formulas = _FORMULAS | {11: "centre of the picture" if fixation is None else "fixation"}
+    formulas |= {8: "picture" if before is None else pair}
+    formulas |= {7: "absent: no previous picture" if before is None else pair}
+    meta: dict[str, Any] = {row.name: (formulas | sources.notes).get(row.index, "absent: not given") for row in rows}
+    if vector is not None:
+        meta["query_vector"] = tuple(vector.tolist())  # a pytree's context is compared
     return Texture.from_data(data, height, width, levels, [row.reducer for row in rows], [row.name for row in rows], meta)
+
+
+def _as_float(picture: Tensor) -> Tensor:
+    return picture.float() / 255 if picture.dtype == torch.uint8 else picture
+
+
+def _previous_picture(previous: ImageLike | Texture | None, picture: Tensor) -> Tensor | None:
+    if not isinstance(previous, Texture):
+        return as_previous(previous, picture)
+    size, wanted = (previous.data.shape[0], previous.height, previous.width), (picture.shape[0], *picture.shape[2:])
+    if size != wanted:
+        raise ValueError(
+            f"previous must be a texture of {wanted[0]} pictures of {wanted[1]} x {wanted[2]}, got {size[0]} of {size[1]} x {size[2]}"
+        )
+    if previous.data.device != picture.device:
+        raise ValueError(f"previous must be on {picture.device} as the picture is, got {previous.data.device}")
+    if not {"red", "green", "blue"} <= set(previous.names or ()):
+        raise ValueError("previous must be a texture with the channels red, green and blue, or a picture")
+    return _channels_of(previous, "red", "green", "blue").to(_as_float(picture[:0]).dtype)
+
+
+def _channels_of(texture: Texture, *names: str) -> Tensor:
+    """Level 0 of channels, [B, n, H, W]."""
+    return torch.stack([texture.level(0)[:, texture.index(name)] for name in names], 1)
+
+
+def _flow(
+    flow: Tensor | tuple[Tensor, Tensor | None] | str | None, picture: Tensor, before: Tensor | None, useful: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    if isinstance(flow, str):
+        if flow != "auto":
+            raise ValueError(f"flow must be a tensor, 'auto' or None, got {flow!r}")
+        return optical_flow(before.detach(), picture.detach()) if useful and before is not None else None
+    return (flow, None) if isinstance(flow, Tensor) else flow
+
+
+def _along(planes: Tensor, field: tuple[Tensor, Tensor | None]) -> Tensor:
+    """Planes of the previous picture where they are now; what the flow does not find stays where it was."""
+    flow, occlusion = field
+    moved = warp(planes, flow.to(planes.dtype))
+    if occlusion is None:
+        return moved
+    hidden = (
+        occlusion[:, None]
+        if occlusion.shape[1:] == planes.shape[2:]
+        else F.interpolate(occlusion[:, None].float(), planes.shape[2:]) > 0.5
+    )
+    return torch.where(hidden, planes, moved)
+
+
+class _Sources:
+    """The planes that channels are made of, besides the formulas of the picture, and where each came from."""
+
+    def __init__(self, picture: Tensor, indices: Sequence[int], given: dict[str, Tensor]) -> None:
+        known = {*_BY_NAME, "embedding"}
+        if strangers := sorted(set(given) - known):
+            raise ValueError(f"given must name channels or 'embedding', got {', '.join(strangers)}")
+        for name, plane in given.items():
+            dims = 4 if name == "embedding" else 3
+            if plane.dim() != dims or plane.shape[0] != picture.shape[0] or (dims == 4 and plane.shape[1] != AXES):
+                shape = f"[B, {AXES}, h, w]" if dims == 4 else "[B, h, w]"
+                raise ValueError(f"given[{name!r}] must be {shape} with B = {picture.shape[0]}, got {list(plane.shape)}")
+            if plane.device != picture.device:
+                raise ValueError(f"given[{name!r}] must be on {picture.device} as the picture is, got {plane.device}")
+        self.picture, self.indices, self.given = picture, set(indices), given
+        self.planes: list[Tensor] = []
+        self.ids: list[int] = []
+        self.notes: dict[int, str] = {}
+        for name in given:
+            if name not in ("embedding", "cluster", "previous_relevance", "previous_saliency"):
+                self._add((_BY_NAME[name],), given[name][:, None], "given")
+
+    def wants(self, *names: str) -> bool:
+        """Whether one of these is asked for, and not given."""
+        return any(_BY_NAME[name] in self.indices and name not in self.given for name in names)
+
+    def _add(self, ids: Iterable[int], planes: Tensor, note: str) -> None:
+        ids = list(ids)
+        if not self.indices & set(ids):
+            return
+        if not planes.is_floating_point():
+            planes = planes.float()
+        self.planes.append(planes)
+        self.ids += ids
+        self.notes |= dict.fromkeys(ids, note)
+
+    def carried(self, previous: object, fixations: object, gaze: object) -> list[str]:
+        """The wanted channels that are moved along the flow."""
+        texture = isinstance(previous, Texture)
+        names = [name for name in ("previous_relevance", "previous_saliency") if texture or name in self.given]
+        names += ["fixation_history"] * texture + ["gaze_history"] * texture
+        return [name for name in names if _BY_NAME[name] in self.indices]
+
+    def histories(
+        self, previous: object, field: tuple[Tensor, Tensor | None] | None, fixations: Tensor | None, gaze: Tensor | None
+    ) -> None:
+        """15, 16, 17 and 37."""
+        texture = previous if isinstance(previous, Texture) else None
+        moved = ", moved along the flow" if field else ""
+
+        def old(name: str) -> Tensor | None:
+            there = (
+                texture is not None and name in (texture.names or ()) and not str(texture.meta.get(name, "")).startswith("absent")
+            )
+            return _channels_of(texture, name)[:, 0] if there and texture is not None else None
+
+        for name, source in (("previous_relevance", "relevance"), ("previous_saliency", "saliency")):
+            if _BY_NAME[name] not in self.indices:
+                continue
+            plane, note = self.given.get(name), "given"
+            if plane is None and source == "saliency":
+                plane, note = old("saliency"), "saliency of the previous texture"
+            if (
+                plane is None
+                and source == "relevance"
+                and texture is not None
+                and "query_vector" in texture.meta
+                and old("embedding_0") is not None
+            ):
+                plane, note = relevance(texture), "relevance of the previous texture to its query"
+            if plane is None:
+                self.notes[_BY_NAME[name]] = "absent: not given, and no previous texture that has it"
+                continue
+            plane = plane[:, None] if plane.is_floating_point() else plane[:, None].float()
+            self._add(
+                (_BY_NAME[name],), plane if field is None else warp(plane, field[0].to(plane.dtype), field[1]), note + moved
+            )
+
+        height, width = self.picture.shape[2:]
+        for name, points, build in (("fixation_history", fixations, fixation_history), ("gaze_history", gaze, gaze_history)):
+            before = old(name)
+            if not self.wants(name):
+                continue
+            if points is None and before is None:
+                self.notes[_BY_NAME[name]] = f"absent: no {'fixations' if name == 'fixation_history' else 'gaze'} given"
+                continue
+            batch = self.picture.shape[0]
+            if points is None:
+                points = self.picture.new_empty((batch, 0, 2), dtype=torch.float32)
+            points = (points[None] if points.dim() == 2 else points).to(self.picture.device)
+            points = points.expand(batch, -1, -1) if points.shape[0] == 1 else points
+            flow, occlusion = field or (None, None)
+            kept = None if before is None else before.to(points.dtype)
+            plane = build(points, height, width, previous=kept, flow=flow, occlusion=occlusion)
+            self._add((_BY_NAME[name],), plane[:, None], "points" if before is None else f"points and previous texture{moved}")
+
+    def clusters(self, n: int) -> None:
+        """12, 13, 14 and 38."""
+        if not self.wants("cluster", "cluster_distance", "cluster_size", "boundary") and not (
+            "cluster" in self.given and self.indices & {12}
+        ):
+            return
+        picture = self.picture.detach()
+        if "cluster" in self.given:
+            labels, note = self.given["cluster"].long(), "given labels"
+            if labels.shape[1:] != picture.shape[2:]:
+                raise ValueError(
+                    f"given['cluster'] must be labels of every pixel, {list(picture.shape[2:])}, got {list(labels.shape[1:])}"
+                )
+            n = int(labels.max()) + 1 if labels.numel() else 1
+        else:
+            labels, note = superpixels(picture, n)[0], f"superpixels, n = {n}"
+        if self.indices & set(_CLUSTERS):
+            planes = superpixel_channels(labels, n)
+            left = [
+                i
+                for i, name in enumerate(("cluster", "cluster_distance", "cluster_size"))
+                if name == "cluster" or name not in self.given
+            ]
+            self._add([_CLUSTERS[i] for i in left], planes[:, left] if len(left) < len(_CLUSTERS) else planes, note)
+        if self.wants("boundary"):
+            self._add((_BY_NAME["boundary"],), boundaries(picture, labels=labels)[:, None], f"{note} and edges")
+
+    def text(self) -> None:
+        """39."""
+        if self.wants("text"):
+            self._add((_BY_NAME["text"],), text_regions(self.picture.detach())[:, None], "picture")
+
+    def embedding(self, embedding: Embedding | EmbeddingProvider | None, query: str | Tensor | None) -> Tensor | None:
+        """18-33, and the query on the same axes."""
+        if embedding is not None and not isinstance(embedding, Embedding):
+            embedding = Embedding(embedding)
+        if query is not None and embedding is None and not (isinstance(query, Tensor) and query.shape == (AXES,)):
+            raise ValueError(
+                "query needs embedding= (an Embedding or a provider), or to be a vector [16] on the axes of given['embedding']"
+            )
+        if self.indices & set(_EMBEDDING):
+            if "embedding" in self.given:
+                planes, note = self.given["embedding"], "given"
+            elif embedding is not None:
+                planes, note = embedding.planes(self.picture), embedding.name
+            else:
+                self.notes |= dict.fromkeys(_EMBEDDING, "absent: no embedding given")
+                return query if isinstance(query, Tensor) else None
+            size = [min(a, b) for a, b in zip(planes.shape[2:], self.picture.shape[2:], strict=True)]
+            self._add(_EMBEDDING, planes if list(planes.shape[2:]) == size else F.interpolate(planes, size, mode="area"), note)
+        if query is None:
+            return None
+        return embedding.query(query) if embedding is not None else query
+
+
+def _plane(image: ImageLike, channel: str) -> Tensor:
+    return build_channels(image, channels=[channel], levels=1).level(0)[:, 0]
+
+
+def edges(image: ImageLike) -> Tensor:
+    """Channel 3 by itself: the Sobel magnitude of luma over the largest one that there can be.
+
+    Args:
+        image: see `build_channels`.
+
+    Returns:
+        [B, H, W] in [0, 1] for values in [0, 1], in the picture's dtype (float32 for uint8), borders replicated. Differentiable in
+        the picture, with gradient 0 where the magnitude is 0.
+
+    Example:
+        >>> import torch, texvlm
+        >>> step = torch.zeros(1, 4, 4).index_fill(2, torch.tensor([2, 3]), 1.0)
+        >>> (texvlm.edges(step)[0, 1] * 5**0.5).round(decimals=4).tolist()
+        [0.0, 2.0, 2.0, 0.0]
+    """
+    return _plane(image, "edge")
+
+
+def contrast_edges(image: ImageLike) -> Tensor:
+    """Channel 4 by itself: edges of the locally contrast-normalised luma, which finds print that is barely darker than its paper.
+
+    The Sobel magnitude of (I - mean) / (standard deviation + 0.02), both over 9 x 9 pixels, over twice the largest magnitude that
+    there can be on values in [0, 1], cut off at 1. Unlike `edges` it is nearly the same at any contrast well above 0.02.
+
+    Args:
+        image: see `build_channels`.
+
+    Returns:
+        [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8). Differentiable in the picture, with gradient 0 where the
+        magnitude is 0 and where it is cut off.
+
+    Example:
+        >>> import torch, texvlm
+        >>> faint = torch.full((1, 32, 32), 0.5)
+        >>> faint[:, :, 16:] += 0.1
+        >>> (texvlm.edges(faint).amax() < 0.1).item(), (texvlm.contrast_edges(faint).amax() > 0.5).item()
+        (True, True)
+    """
+    return _plane(image, "contrast_edge")
 
 
 @fake("build_channels")
@@ -172,6 +448,8 @@ def _(
     image: Tensor,
     channels: list[int],
     levels: int,
+    given: Sequence[Tensor],
+    given_channels: Sequence[int],
     dtype: torch.dtype | None = None,
     previous: Tensor | None = None,
     fixation: Tensor | None = None,
@@ -188,11 +466,15 @@ def _(
     image: Tensor,
     channels: list[int],
     levels: int,
+    given: Sequence[Tensor],
+    given_channels: Sequence[int],
     mask: list[bool],
     previous: Tensor | None = None,
     fixation: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    def like(value: Tensor | None, wanted: bool) -> Tensor | None:
-        return value.new_empty(value.shape, dtype=acc_dtype(value.dtype)) if wanted and value is not None else None
+) -> list[Tensor]:
+    def like(value: Tensor | None, wanted: bool) -> Tensor:
+        if not wanted or value is None:
+            return image.new_empty(0, dtype=torch.float32)
+        return value.new_empty(value.shape, dtype=acc_dtype(image.dtype if value.dim() == 4 else value.dtype))
 
-    return like(image, mask[0]), like(previous, mask[1]), like(fixation, mask[2])
+    return [like(value, wanted) for value, wanted in zip((image, previous, fixation, *given), mask, strict=True)]

@@ -8,11 +8,14 @@ from torch import Tensor
 from texvlm._ext import fake, ops
 
 
-def distance_transform(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """For each pixel, the squared distance to the nearest True pixel and which one that is. Exact, in integers.
+def distance_transform(mask: Tensor, method: str = "exact") -> tuple[Tensor, Tensor]:
+    """For each pixel, the squared distance to the nearest True pixel and which one that is. Exact by default, in integers.
 
     Args:
         mask: bool [B, H, W] or [H, W], any strides.
+        method: "exact", or "jfa": jump flooding with two more rounds of steps 2 and 1 (JFA+2), a fixed number of passes. Its error
+            budget: at most 1 pixel in 5000 has a feature that is not the nearest, and that one is at most 4 pixels farther than the
+            nearest (tested on scattered points and on contours, where it errs most). On the CPU it is slower than "exact".
 
     Returns:
         (squared, index), both int64 of the mask's shape: the squared Euclidean distance in pixels, and the row-major index
@@ -21,7 +24,7 @@ def distance_transform(mask: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         TypeError: the mask is not a tensor of dtype bool.
-        ValueError: it has another rank, or a side of length 0.
+        ValueError: it has another rank, or a side of length 0; or the method has another name.
 
     Source: the separable scheme of Meijster, Roerdink and Hesselink, "A general algorithm for computing distance transforms in
     linear time" (2000), with an early exit along the rows.
@@ -38,10 +41,10 @@ def distance_transform(mask: Tensor) -> tuple[Tensor, Tensor]:
         )
     if mask.dim() not in (2, 3):
         raise ValueError(f"mask must be [B, H, W] or [H, W], got {list(mask.shape)}")
-    squared, index = ops.distance_transform(mask if mask.dim() == 3 else mask[None])
+    squared, index = ops.distance_transform(mask if mask.dim() == 3 else mask[None], method)
     return (squared, index) if mask.dim() == 3 else (squared[0], index[0])
 
 
 @fake("distance_transform")
-def _(mask: Tensor) -> tuple[Tensor, Tensor]:
+def _(mask: Tensor, method: str = "exact") -> tuple[Tensor, Tensor]:
     return mask.new_empty(mask.shape, dtype=torch.int64), mask.new_empty(mask.shape, dtype=torch.int64)

@@ -36,7 +36,8 @@ def sample_grad(
     Returns:
         [B, N, C] in the texels' dtype. Gradients to the texels (but mode channels), to uv, and to ddx and ddy through the places of
         the taps and the LOD; N is piecewise constant, a circular footprint has its axis along ddx and no gradient for its rotation, a
-        zero footprint is one tap at LOD 0. Zero gradients for queries that are not finite. Second derivatives raise.
+        zero footprint is one tap at LOD 0. Zero gradients for queries that are not finite. Second derivatives raise. On CUDA they
+        are reproducible under torch.use_deterministic_algorithms, as those of sample_lod.
 
     Raises:
         ValueError: for shapes, dtypes, devices, names or a max_anisotropy that do not fit.

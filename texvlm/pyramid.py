@@ -66,7 +66,9 @@ def generate_mipmaps(
         reducer: "mean", "max", "min", "mode", or one per channel. The gradient of max and min goes to the first extremal texel in
             row-major order; mode (the most frequent value, ties to the lowest) has none.
         levels: how many levels; all by default.
-        backend: "auto" or "native" (C++ or CUDA kernels). "texture" and "gl" raise where this build has no such backend.
+        backend: "auto" or "native": C++ or CUDA kernels. "gl": the graphics driver, through OpenGL (see `texvlm.gl`: reducer mean,
+            float32 and float16; odd sides are what the driver makes of them). "texture": our pyramid, sampled through texture hardware
+            (emulated on the CPU; see `texvlm.hardware`).
 
     Returns:
         Texture with data [B, T, C]. Differentiable in a floating-point image; second derivatives for the reducer mean.
@@ -80,9 +82,11 @@ def generate_mipmaps(
 
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend in ("texture", "gl"):
-        raise NotImplementedError(f"backend={backend!r} is not part of this build of texvlm; use 'auto' or 'native'")
-    return Texture(image, reducer, levels)
+    if backend == "gl":
+        from texvlm import gl
+
+        return gl.generate(image, reducer, levels)
+    return Texture(image, reducer, levels, backend="texture" if backend == "texture" else "native")
 
 
 def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, int, int]] | None = None) -> Texture:

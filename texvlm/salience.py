@@ -37,11 +37,12 @@ def as_previous(previous: ImageLike | None, image: Tensor) -> Tensor | None:
 
 
 def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
-    """Bottom-up saliency: where colours, edges and motion differ from their surroundings, rare peaks promoted. No centre prior.
+    """Bottom-up saliency: how rare the colours, edges, directions and motion of a place are in its picture. No centre prior.
 
-    Differences of mip levels c in {2, 3} and c + {2, 3} of lightness, of (a, b) in CIE L*a*b*, of the Sobel magnitude of luma and of
-    the change against `previous`. Each of the four maps is divided by its maximum and weighted by (1 - mean)^2; their sum is
-    divided by its maximum and enlarged bilinearly from level 2. A map whose maximum is below 1e-4 is flat and counts as zero.
+    At a mip level of 64 to 127 places a side, CIE L*a*b*, the strength and direction of edges and the change against `previous` are
+    smoothed in steps; differences of steps (2, 4) and (3, 5), centre and surround, are whitened over the picture, so that a
+    direction in which its places hardly vary is promoted and one in which they all vary is not. The length of the result is divided
+    by its maximum and enlarged bilinearly. A map whose maximum is below 1e-4 is flat and counts as zero.
 
     Args:
         image: see `Texture`; grey pictures are repeated to RGB, alpha is dropped. sRGB values in [0, 1] (uint8 is divided by 255);
@@ -49,11 +50,13 @@ def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
         previous: the picture before it, of the same shape and dtype; without it the motion map is zero.
 
     Returns:
-        [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8); all zeros where nothing stands out, which includes pictures
-        of fewer than 8 pixels a side. Differentiable in both pictures: |x| and sqrt have gradient 0 at 0, a maximum passes its
-        gradient to the first maximal place, row-major. Second derivatives raise.
+        [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8); all zeros where nothing stands out. Differentiable in both
+        pictures: |x| and square roots have gradient 0 at 0, a maximum passes its gradient to the first maximal place, row-major.
+        Second derivatives raise.
 
-    Source: Itti, Koch and Niebur, "A model of saliency-based visual attention for rapid scene analysis" (1998).
+    Source: features of Itti, Koch and Niebur, "A model of saliency-based visual attention for rapid scene analysis" (1998);
+    whitening of Garcia-Diaz, Fdez-Vidal, Pardo and Dosil, "Saliency from hierarchical adaptation through decorrelation and variance
+    normalization" (2012).
 
     Example:
         >>> import torch, texvlm

@@ -69,6 +69,8 @@ class Texture:
         levels: how many levels to build; all of them, 1 + floor(log2(max(H, W))), by default.
         dtype: of the texels: float32, float64, float16 or bfloat16; by default the picture's, float32 for uint8.
         names: one name per channel, for `index`.
+        backend: what `sample` and `sample_footprint` go through: "native" kernels, or "texture" hardware (see `texvlm.hardware`; not for
+            float64). It survives `to`, `replace`, pickling and pytrees.
 
     Gradients flow from `data`, and from everything sampled, to a floating-point `image`.
 
@@ -86,6 +88,7 @@ class Texture:
     reducer: tuple[str, ...]
     names: tuple[str, ...]
     meta: dict[str, Any]
+    backend: str = "native"
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Texture:
         layout: str = "image",
         grid: tuple[int, int] | None = None,
         names: Sequence[str] | None = None,
+        backend: str = "native",
     ) -> None:
         if layout not in ("image", "spatial"):
             raise ValueError(f"layout must be 'image' or 'spatial', got {layout!r}")
@@ -110,7 +114,7 @@ class Texture:
         levels = pyramid.level_count(height, width) if levels is None else levels
         reducer = pyramid.reducer_names(reducer)
         data = torch.ops.texvlm.generate_mipmaps(picture, reducer, levels, dtype)
-        self._set(data, height, width, levels, tuple(reducer), tuple(names or ()), {})
+        self._set(data, height, width, levels, tuple(reducer), tuple(names or ()), {}, backend)
 
     def _set(
         self,
@@ -121,11 +125,13 @@ class Texture:
         reducer: tuple[str, ...],
         names: tuple[str, ...],
         meta: Mapping[str, Any],
+        backend: str,
     ) -> None:
+        _check_backend(backend, data)
         if names and len(names) != data.shape[-1]:
             raise ValueError(f"names must name each of the {data.shape[-1]} channels, got {len(names)} names")
         self.data, self.height, self.width, self.levels = data, height, width, levels
-        self.reducer, self.names, self.meta = reducer, names, dict(meta)
+        self.reducer, self.names, self.meta, self.backend = reducer, names, dict(meta), backend
 
     @classmethod
     def from_data(
@@ -137,6 +143,7 @@ class Texture:
         reducer: str | Sequence[str] = "mean",
         names: Sequence[str] | None = None,
         meta: Mapping[str, Any] | None = None,
+        backend: str = "native",
     ) -> Texture:
         """A texture around an existing packed buffer [B, T, C]; T must match the level table of (height, width, levels)."""
         expected = pyramid.texel_count(height, width, levels)
@@ -145,7 +152,7 @@ class Texture:
                 f"data must be [B, T, C] with T = {expected} texels for {levels} levels of {height} x {width}, got {list(data.shape)}"
             )
         texture = cls.__new__(cls)
-        texture._set(data, height, width, levels, tuple(pyramid.reducer_names(reducer)), tuple(names or ()), meta or {})
+        texture._set(data, height, width, levels, tuple(pyramid.reducer_names(reducer)), tuple(names or ()), meta or {}, backend)
         return texture
 
     @property
@@ -173,19 +180,53 @@ class Texture:
 
     def replace(self, data: Tensor) -> Texture:
         """The same texture around another buffer of the same level table."""
-        return Texture.from_data(data, self.height, self.width, self.levels, self.reducer, self.names, self.meta)
+        return Texture.from_data(data, self.height, self.width, self.levels, self.reducer, self.names, self.meta, self.backend)
 
-    def sample(self, uv: Tensor, lod: Tensor | float = 0.0, filter: str = "trilinear", address: str = "clamp") -> Tensor:
-        """Samples at uv [B, N, 2] and level of detail lod ([B, N] or a number) -> [B, N, C]. See `texvlm.sample_lod`."""
+    def sample(
+        self,
+        uv: Tensor,
+        lod: Tensor | float = 0.0,
+        filter: str = "trilinear",
+        address: str = "clamp",
+        backend: str | None = None,
+    ) -> Tensor:
+        """Samples at uv [B, N, 2] and level of detail lod ([B, N] or a number) -> [B, N, C]. See `texvlm.sample_lod`.
+
+        backend: "native" or "texture" for this call; the texture's own by default. See `texvlm.sample_lod_hardware`.
+        """
+        if self._through_hardware(backend):
+            from texvlm.hardware import sample_lod_hardware
+
+            return sample_lod_hardware(self, uv, lod, filter, address)
         from texvlm.sample import sample_lod
 
         return sample_lod(self, uv, lod, filter, address)
 
-    def sample_footprint(self, uv: Tensor, ddx: Tensor, ddy: Tensor, max_anisotropy: int = 16, address: str = "clamp") -> Tensor:
-        """Anisotropic samples at uv [B, N, 2] under pixel footprints ddx, ddy [B, N, 2] -> [B, N, C]. See `texvlm.sample_grad`."""
+    def sample_footprint(
+        self,
+        uv: Tensor,
+        ddx: Tensor,
+        ddy: Tensor,
+        max_anisotropy: int = 16,
+        address: str = "clamp",
+        backend: str | None = None,
+    ) -> Tensor:
+        """Anisotropic samples at uv [B, N, 2] under pixel footprints ddx, ddy [B, N, 2] -> [B, N, C]. See `texvlm.sample_grad`.
+
+        backend: "native" or "texture" for this call; the texture's own by default. See `texvlm.sample_grad_hardware`.
+        """
+        if self._through_hardware(backend):
+            from texvlm.hardware import sample_grad_hardware
+
+            return sample_grad_hardware(self, uv, ddx, ddy, max_anisotropy, address)
         from texvlm.footprint import sample_grad
 
         return sample_grad(self, uv, ddx, ddy, max_anisotropy, address)
+
+    def _through_hardware(self, backend: str | None) -> bool:
+        if backend is not None:
+            _check_backend(backend, self.data)
+        return (backend or self.backend) == "texture"
 
     def patches(
         self, center_uv: Tensor, lod: Tensor | float = 0.0, size: int = 16, axes: Tensor | None = None, address: str = "clamp"
@@ -199,8 +240,16 @@ class Texture:
         batch, _, channels = self.data.shape
         return (
             f"Texture({batch} x {channels} channels, {self.height} x {self.width}, {self.levels} levels, "
-            f"{str(self.data.dtype).removeprefix('torch.')}, {self.data.device})"
+            f"{str(self.data.dtype).removeprefix('torch.')}, {self.data.device}"
+            f"{'' if self.backend == 'native' else f', backend={self.backend!r}'})"
         )
+
+
+def _check_backend(backend: str, data: Tensor) -> None:
+    if backend not in ("native", "texture"):
+        raise ValueError(f"backend of a texture must be 'native' or 'texture', got {backend!r}")
+    if backend == "texture" and data.dtype == torch.float64:
+        raise ValueError("backend='texture' has no float64 (texture hardware filters 16 and 32-bit floats): use 'native'")
 
 
 def _spatial(keys: ImageLike, grid: tuple[int, int] | None) -> Tensor:
@@ -213,16 +262,16 @@ def _spatial(keys: ImageLike, grid: tuple[int, int] | None) -> Tensor:
 
 
 def _flatten(t: Texture) -> tuple[list[Any], Any]:
-    return [t.data], (t.height, t.width, t.levels, t.reducer, t.names, tuple(t.meta.items()))
+    return [t.data], (t.height, t.width, t.levels, t.reducer, t.names, tuple(t.meta.items()), t.backend)
 
 
 def _unflatten(children: Any, context: Any) -> Texture:
     (data,) = children
-    height, width, levels, reducer, names, meta = context
+    height, width, levels, reducer, names, meta, backend = context
     texture = Texture.__new__(Texture)
     # tree_map puts arbitrary leaves here, so nothing is checked
     texture.data, texture.height, texture.width, texture.levels = data, height, width, levels
-    texture.reducer, texture.names, texture.meta = reducer, names, dict(meta)
+    texture.reducer, texture.names, texture.meta, texture.backend = reducer, names, dict(meta), backend
     return texture
 
 

@@ -13,5 +13,8 @@ TEXVLM_QUERIES(NearestInColumn<AboveMask<double>>::For<int32_t, 0>);
 TEXVLM_NEAREST_IN_ROW(SquaredSink);
 TEXVLM_NEAREST_IN_ROW(DiagonalSink<float>);
 TEXVLM_NEAREST_IN_ROW(DiagonalSink<double>);
+TEXVLM_TEXELS(FloodStart<BoolMask>::For<int64_t, 0>);
+TEXVLM_TEXELS(FloodStep<int64_t, 0>);
+TEXVLM_TEXELS(FloodEnd<int64_t, 0>);
 
 }  // namespace texvlm::cuda

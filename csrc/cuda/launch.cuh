@@ -61,6 +61,17 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, vo
   kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(args...);
   check_launch();
 }
+
+// Shared memory of a kernel: `TEXVLM_SHARED(tile, float[64][65]);` declares float tile[64][65]. The dynamic kind, one declaration
+// a kernel, is a pointer to as many bytes as launch() was told.
+template <class T>
+struct Same {
+  using type = T;
+};
+#define TEXVLM_SHARED(name, ...) __shared__ typename ::texvlm::cuda::Same<__VA_ARGS__>::type name
+#define TEXVLM_DYNAMIC_SHARED(name, ...)                        \
+  extern __shared__ __align__(16) unsigned char name##_bytes[]; \
+  __VA_ARGS__* const name = reinterpret_cast<__VA_ARGS__*>(name##_bytes)
 #endif
 
 template <class F>

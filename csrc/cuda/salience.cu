@@ -1,4 +1,4 @@
-#include "../math/salience.h"
+#include "../math/rarity.h"
 
 #include "launch.cuh"
 
@@ -12,24 +12,30 @@ namespace texvlm::cuda {
   KIND(F<float, 0>);           \
   KIND(F<double, 0>)
 TEXVLM_PICTURES(LumaPlane);
-TEXVLM_PICTURES(SalienceLevel1);
-TEXVLM_PICTURES(SaliencePlanes);
+TEXVLM_PICTURES(SalienceColours);
 TEXVLM_TEXELS(PictureAdjoint<float>::For<float, 0>);
 TEXVLM_TEXELS(PictureAdjoint<double>::For<double, 0>);
 TEXVLM_PLANES(TEXVLM_TEXELS, EdgePlane);
 TEXVLM_PLANES(TEXVLM_TEXELS, SobelAdjointSeed);
 TEXVLM_PLANES(TEXVLM_TEXELS, SobelAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, MotionAdjoint);
-TEXVLM_PLANES(TEXVLM_TEXELS, LabTexels);
-TEXVLM_PLANES(TEXVLM_TEXELS, SalienceMaps);
-TEXVLM_PLANES(TEXVLM_TEXELS, SalienceMapsAdjoint);
-TEXVLM_PLANES(TEXVLM_TEXELS, SalienceTexelAdjoint);
-TEXVLM_PLANES(TEXVLM_TEXELS, SalienceSum);
-TEXVLM_PLANES(TEXVLM_TEXELS, SalienceSumAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceFeatures);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceFeaturesAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, SaliencePlanes);
+TEXVLM_PLANES(TEXVLM_TEXELS, SaliencePlanesAdjoint);
+TEXVLM_PLANES(TEXVLM_TEXELS, Atrous);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceRarity);
+TEXVLM_PLANES(TEXVLM_TEXELS, SalienceRarityAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, OverMaximum);
 TEXVLM_PLANES(TEXVLM_TEXELS, OverMaximumAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, EnlargePlaneAdjoint);
+TEXVLM_PLANES(TEXVLM_QUERIES, AtrousAdjoint);
+TEXVLM_PLANES(TEXVLM_QUERIES, DifferenceMoments);
+TEXVLM_PLANES(TEXVLM_QUERIES, WhitenPicture);
+TEXVLM_PLANES(TEXVLM_QUERIES, RarityMoments);
+TEXVLM_PLANES(TEXVLM_QUERIES, AddRows);
 TEXVLM_PLANES(TEXVLM_QUERIES, RowStats);
+TEXVLM_PLANES(TEXVLM_QUERIES, EdgeThreshold);
 TEXVLM_PLANES(TEXVLM_QUERIES, PlaneStats);
 TEXVLM_FOR_TEXEL_TYPES(TEXVLM_TEXELS, EnlargePlane);
 

@@ -245,29 +245,6 @@ struct TopKView {
   int64_t* indices;
 };
 
-// One query per score: its rank is the number of better ones (all pairs; for grids of cells that is little
-// work for a GPU).
-template <class T, int C>
-struct RankScores {
-  TopKView<T> view;
-
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    using A = Acc<T>;
-    const T* row = view.scores + b * view.stride_b;
-    const T own = row[n * view.stride_n];
-    const auto key = rank_key(static_cast<A>(own));
-    int64_t rank = 0;
-    for (int64_t m = 0; m < view.count; ++m) {
-      const auto other = rank_key(static_cast<A>(row[m * view.stride_n]));
-      rank += other > key || (other == key && m < n);
-    }
-    if (rank < view.k) {
-      view.values[b * view.k + rank] = own;
-      view.indices[b * view.k + rank] = n;
-    }
-  }
-};
-
 // Gradient of the values: each goes to the place it came from. grad, indices [B, k] contiguous; out [B, N] is
 // zero before; the indices of a row are distinct, as select_topk makes them, and those outside the row are
 // left out.
@@ -284,8 +261,8 @@ struct ScatterTopK {
   }
 };
 
-// The host's way, for one row: the k-th best key by bisection over its bits (each step counts keys, which
-// vectorises and has no branches), then the winners in one pass, then a radix sort of the winners alone.
+// The host's way (CUDA has csrc/cuda/cascade.cu), for one row: the k-th best key by bisection over its bits (each step counts
+// keys, which vectorises and has no branches), then the winners in one pass, then a radix sort of the winners alone.
 template <class T>
 struct SelectRow {
   using A = Acc<T>;
@@ -391,6 +368,32 @@ struct SelectRow {
     }
     T* TEXVLM_RESTRICT values = view.values + b * k;
     for (int64_t j = 0; j < k; ++j) values[j] = scores[indices[j] * view.stride_n];
+  }
+};
+
+// ---- compaction ----
+
+// mask [B, N], any strides (in elements) -> the indices of what is set, in order, then -1; and how many are set.
+struct CompactView {
+  const bool* mask;
+  int64_t stride_b, stride_n, count;
+  int64_t *indices, *set;  // [B, N], [B]
+};
+
+// The host's way, for one row. Every item is written and only some stay, so there is no branch to mispredict.
+struct CompactRow {
+  CompactView view;
+
+  TEXVLM_HD void operator()(int64_t b) const {
+    const bool* TEXVLM_RESTRICT mask = view.mask + b * view.stride_b;
+    int64_t* TEXVLM_RESTRICT out = view.indices + b * view.count;
+    int64_t set = 0;
+    for (int64_t i = 0; i < view.count; ++i) {
+      out[set] = i;
+      set += mask[i * view.stride_n];
+    }
+    for (int64_t i = set; i < view.count; ++i) out[i] = -1;
+    view.set[b] = set;
   }
 };
 

@@ -66,7 +66,6 @@ struct SquaredSink {
   int64_t* squared;
   int64_t* index;
   int64_t height, width;
-  static constexpr bool kIndexed = true;
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t d, int64_t i, bool found) const {
     const int64_t at = (b * height + y) * width + x;
     squared[at] = found ? d : height * height + width * width;
@@ -78,7 +77,6 @@ template <class A>
 struct DiagonalSink {
   A* plane;
   int64_t height, width;
-  static constexpr bool kIndexed = false;
   template <class I>
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, I d, int64_t, bool) const {
     const A diagonal = static_cast<A>(height * height + width * width);
@@ -86,7 +84,9 @@ struct DiagonalSink {
   }
 };
 
-// Squared distances and indices are held in T: int32_t while H^2 + 2 W^2 and H W stay below 2^31, int64_t beyond.
+// Squared distances and indices are held in T: int32_t while H^2 + 2 W^2 and H W stay below 2^31, int64_t beyond. The search
+// along a row is in keys of 32 bits: squared distance, then rows, then columns from the pixel, so that the least key is the
+// nearest feature and of equally near ones the lowest. All that it finds is less than kReach rows and columns away.
 template <class Sink>
 struct NearestInRow {
   template <class T, int C>
@@ -95,7 +95,9 @@ struct NearestInRow {
     int64_t height, width;
     Sink sink;
 
-    static constexpr int kLanes = 16, kReach = 96, kCheck = 4;
+    static constexpr int kLanes = 16, kReach = 96, kCheck = 4, kFew = 4;
+    static constexpr int32_t kMiddle = 128, kFar = 1 << 30;  // rows and columns are stored plus kMiddle; kFar: none so near
+    static_assert(kReach % kCheck == 0 && kReach < kMiddle && kReach * kReach < (kFar >> 16));
 
     TEXVLM_HD T farther() const { return static_cast<T>(height * height + width * width); }  // than any feature
 
@@ -117,113 +119,164 @@ struct NearestInRow {
       sink(b, y, x, best, index, index >= 0);
     }
 
-    int64_t scratch_bytes() const { return (2 * (width + 2 * kReach + kLanes) + 5 * width) * static_cast<int64_t>(sizeof(T)); }
+    int64_t scratch_bytes() const {
+      return (2 * width + 2 * kReach + kLanes) * 4 + 4 * width * static_cast<int64_t>(sizeof(T)) + 64;
+    }
 
     // A whole row: x0 = 0, x1 = width.
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t, int64_t, void* scratch) const {
-      const int64_t padded = width + 2 * kReach + kLanes;
-      T* TEXVLM_RESTRICT down = static_cast<T*>(scratch) + kReach;  // squared distance along the column, farther() outside
-      T* TEXVLM_RESTRICT place = down + padded;                     // index of that feature, larger than any outside
-      T* TEXVLM_RESTRICT best = static_cast<T*>(scratch) + 2 * padded;
-      T* TEXVLM_RESTRICT index = best + width;
-      const T none = farther(), nowhere = static_cast<T>(height * width);
+      T* const stack = static_cast<T*>(scratch);
+      int32_t* TEXVLM_RESTRICT key = reinterpret_cast<int32_t*>(stack + 4 * width) + kReach;
+      int32_t* TEXVLM_RESTRICT best = key + width + kReach + kLanes;
       const int32_t* TEXVLM_RESTRICT column = near + (b * height + y) * width;
-      for (int64_t x = -kReach; x < 0; ++x) down[x] = none, place[x] = nowhere;
-      for (int64_t x = width; x < width + kReach + kLanes; ++x) down[x] = none, place[x] = nowhere;
+      for (int64_t x = -kReach; x < 0; ++x) key[x] = kFar;
+      for (int64_t x = width; x < width + kReach + kLanes; ++x) key[x] = kFar;
+      const int32_t here = static_cast<int32_t>(y);
+      int32_t columns_with = 0;
+      for (int64_t x = 0; x < width; ++x) columns_with += column[x] != kNoRow;
+      // Few parabolas make an envelope at once, where a search would have far to go.
+      if (columns_with < static_cast<int32_t>(width / kFew)) return envelope(b, y, column, stack);
       for (int64_t x = 0; x < width; ++x) {
-        const bool has = column[x] != kNoRow;
-        const T distance = static_cast<T>(has ? column[x] - static_cast<int32_t>(y) : 0);
-        down[x] = has ? distance * distance : none;
-        if constexpr (Sink::kIndexed)
-          place[x] = has ? static_cast<T>(column[x]) * static_cast<T>(width) + static_cast<T>(x) : nowhere;
+        const int32_t down = clamp(column[x] - here, -kReach - 1, kReach + 1);
+        key[x] = down >= -kReach && down <= kReach ? ((down * down) << 16) + ((down + kMiddle) << 8) + kMiddle : kFar;
       }
-      if (!search(down, place, best, index)) envelope(down, place, best, index, index + width);
+      if (!search(key, best)) return envelope(b, y, column, stack);
+      const T first = static_cast<T>(y - kMiddle) * static_cast<T>(width) - kMiddle;
       for (int64_t x = 0; x < width; ++x) {
-        const int64_t i = Sink::kIndexed ? static_cast<int64_t>(index[x]) : 0;
-        sink(b, y, x, best[x], i, !Sink::kIndexed || index[x] != nowhere);
+        const T rows = (best[x] >> 8) & 255, columns = best[x] & 255;
+        sink(b, y, x, best[x] >> 16, first + rows * static_cast<T>(width) + static_cast<T>(x) + columns, true);
       }
     }
 
     // Searches up to kReach columns to both sides; false where that is not enough.
-    TEXVLM_HD bool search(const T* TEXVLM_RESTRICT down, const T* TEXVLM_RESTRICT place, T* TEXVLM_RESTRICT best,
-                          T* TEXVLM_RESTRICT index) const {
+    TEXVLM_HD bool search(const int32_t* TEXVLM_RESTRICT key, int32_t* TEXVLM_RESTRICT best) const {
       for (int64_t x = 0; x < width; x += kLanes) {
-        T d[kLanes], at[kLanes];
-        for (int j = 0; j < kLanes; ++j) d[j] = down[x + j], at[j] = place[x + j];
+        int32_t d[kLanes];
+        for (int j = 0; j < kLanes; ++j) d[j] = key[x + j];
+        const int64_t stop = minimum<int64_t>(kLanes, width - x);
         for (int k = 1;; k += kCheck) {
-          T worst = 0;
-          for (int j = 0; j < kLanes; ++j) worst = maximum(worst, x + j < width ? d[j] : T(0));
-          if (Sink::kIndexed ? static_cast<T>(k) * k > worst : static_cast<T>(k) * k >= worst) break;
+          int32_t worst = 0;
+          if (stop == kLanes) {
+            for (int j = 0; j < kLanes; ++j) worst = maximum(worst, d[j]);
+          } else {
+            for (int j = 0; j < stop; ++j) worst = maximum(worst, d[j]);
+          }
+          if ((k * k) << 16 > worst) break;
           if (k >= kReach || k >= width) {
-            if (k >= width) break;
+            if (worst >> 16 <= kReach * kReach) break;  // all of a narrow picture has been looked at
             return false;
           }
           for (int step = k; step < k + kCheck; ++step) {
-            const T across = static_cast<T>(step) * static_cast<T>(step);
-            const T *left = down + x - step, *right = down + x + step;
-            if constexpr (Sink::kIndexed) {
-              const T *left_at = place + x - step, *right_at = place + x + step;
-              for (int j = 0; j < kLanes; ++j) {
-                const T l = left[j] + across, r = right[j] + across;
-                const bool take_l = (l < d[j]) | ((l == d[j]) & (left_at[j] < at[j]));
-                d[j] = take_l ? l : d[j];
-                at[j] = take_l ? left_at[j] : at[j];
-                const bool take_r = (r < d[j]) | ((r == d[j]) & (right_at[j] < at[j]));
-                d[j] = take_r ? r : d[j];
-                at[j] = take_r ? right_at[j] : at[j];
-              }
-            } else {
-              for (int j = 0; j < kLanes; ++j) d[j] = minimum(d[j], minimum(left[j], right[j]) + across);
+            const int32_t across = (step * step) << 16;
+            const int32_t *left = key + x - step, *right = key + x + step;
+            for (int j = 0; j < kLanes; ++j) {
+              d[j] = minimum(d[j], left[j] + (across - step));
+              d[j] = minimum(d[j], right[j] + (across + step));
             }
           }
         }
-        const int64_t stop = minimum<int64_t>(kLanes, width - x);
-        for (int j = 0; j < stop; ++j) {
-          best[x + j] = d[j];
-          if constexpr (Sink::kIndexed) index[x + j] = at[j];
-        }
+        for (int j = 0; j < stop; ++j) best[x + j] = d[j];
       }
       return true;
     }
 
     // The first column where the parabola of column u beats that of column i < u, in the order of (squared distance, index).
-    TEXVLM_HD int64_t first_win(const T* down, const T* place, int64_t i, int64_t u) const {
-      const bool on_tie = Sink::kIndexed && place[u] < place[i];
-      const int64_t n = (u - i) * (u + i) + static_cast<int64_t>(down[u]) - static_cast<int64_t>(down[i]) - (on_tie ? 1 : 0);
-      return n < 0 ? 0 : n / (2 * (u - i)) + 1;
+    TEXVLM_HD int64_t first_win(int64_t i, int64_t down_i, int64_t row_i, int64_t u, int64_t down_u, int64_t row_u) const {
+      const int64_t n = (u - i) * (u + i) + down_u - down_i - (row_u < row_i ? 1 : 0);
+      if (n < 0) return 0;
+      const int64_t step = 2 * (u - i);
+      // 32-bit division is much the faster one
+      return 1 + (n >> 31 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(n) / static_cast<uint32_t>(step)) : n / step);
     }
 
-    TEXVLM_HD void envelope(const T* down, const T* place, T* best, T* index, T* stack) const {
-      T *column = stack, *start = stack + width;
-      const T none = farther(), nowhere = static_cast<T>(height * width);
+    // The lower envelope of the parabolas of all columns; stack: room for 4 T a column.
+    TEXVLM_HD void envelope(int64_t b, int64_t y, const int32_t* at, T* stack) const {
+      T *column = stack, *start = stack + width, *down = stack + 2 * width, *row = stack + 3 * width;
       int64_t top = -1;
       for (int64_t u = 0; u < width; ++u) {
-        if (down[u] == none) continue;
+        if (at[u] == kNoRow) continue;
+        const int64_t below = at[u] - y, square = below * below;
         int64_t from = 0;
         while (top >= 0) {
-          from = first_win(down, place, column[top], u);
+          from = first_win(column[top], down[top], row[top], u, square, at[u]);
           if (from > start[top]) break;
           --top;
           from = 0;
         }
         if (from >= width) continue;
         ++top;
-        column[top] = static_cast<T>(u);
-        start[top] = static_cast<T>(from);
+        column[top] = static_cast<T>(u), start[top] = static_cast<T>(from);
+        down[top] = static_cast<T>(square), row[top] = static_cast<T>(at[u]);
       }
-      for (int64_t x = width - 1; x >= 0; --x) {
-        if (top < 0) {
-          best[x] = none;
-          index[x] = nowhere;
-          continue;
+      if (top < 0) {
+        for (int64_t x = 0; x < width; ++x) sink(b, y, x, farther(), int64_t{0}, false);
+        return;
+      }
+      for (int64_t i = 0; i <= top; ++i) {
+        const int64_t stop = i < top ? static_cast<int64_t>(start[i + 1]) : width;
+        const T u = column[i], square = down[i], index = row[i] * static_cast<T>(width) + u;
+        for (int64_t x = start[i]; x < stop; ++x) {
+          const T across = static_cast<T>(x) - u;
+          sink(b, y, x, square + across * across, index, true);
         }
-        const int64_t u = column[top];
-        best[x] = down[u] + static_cast<T>((x - u) * (x - u));
-        index[x] = place[u];
-        if (x == start[top]) --top;
       }
     }
   };
+};
+
+// Jump flooding with two more rounds (JFA+2). G. Rong and T.-S. Tan, "Jump flooding in GPU with applications to Voronoi diagram
+// and distance transform" (2006). A pixel knows of one feature at most, by its index, and takes the best of those that the nine
+// pixels around it, `step` apart, know of.
+template <class Mask>
+struct FloodStart {
+  template <class T, int C>
+  struct For {
+    Mask mask;
+    T* nearest;  // [B, H, W], -1: none
+    int64_t height, width;
+    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+      nearest[(b * height + y) * width + x] = mask(b, y, x) ? static_cast<T>(y * width + x) : T(-1);
+    }
+  };
+};
+
+TEXVLM_HD int64_t squared_distance(int64_t y, int64_t x, int64_t index, int64_t width) {
+  const int64_t dy = index / width - y, dx = index % width - x;
+  return dy * dy + dx * dx;
+}
+
+template <class T, int C>
+struct FloodStep {
+  const T* from;
+  T* to;
+  int64_t height, width, step;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const T* p = from + b * height * width;
+    int64_t best = -1, least = 0;
+    for (int64_t v = y - step; v <= y + step; v += step)
+      for (int64_t u = x - step; u <= x + step; u += step) {
+        if (v < 0 || v >= height || u < 0 || u >= width) continue;
+        const int64_t i = p[v * width + u];
+        if (i < 0 || i == best) continue;
+        const int64_t d = squared_distance(y, x, i, width);
+        if (best < 0 || d < least || (d == least && i < best)) {
+          least = d;
+          best = i;
+        }
+      }
+    to[(b * height + y) * width + x] = static_cast<T>(best);
+  }
+};
+
+template <class T, int C>
+struct FloodEnd {
+  const T* nearest;
+  SquaredSink sink;
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const int64_t i = nearest[(b * sink.height + y) * sink.width + x];
+    sink(b, y, x, i < 0 ? 0 : squared_distance(y, x, i, sink.width), i, i >= 0);
+  }
 };
 
 }  // namespace texvlm

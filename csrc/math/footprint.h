@@ -199,7 +199,30 @@ struct SampleGrad {
   }
 };
 
-// Adjoint of SampleGrad: adds to grad_data [Bt, T, C], grad_uv, grad_ddx and grad_ddy [B, N, 2], each of which may be null.
+// What the taps of a query tell: gradients of uv, of the axis (along it) and of the LOD.
+template <class A>
+struct FootprintSums {
+  A u, v, axis_u, axis_v, lod;
+
+  TEXVLM_HD void add(const Tap<A>& tap, const LevelLerp<A>& level, const LevelSums<A>& near, const LevelSums<A>& far,
+                     const Levels& levels) {
+    const A t = level.t;
+    A tap_u = (A(1) - t) * static_cast<A>(levels.width[level.l0]) * near.dx;
+    A tap_v = (A(1) - t) * static_cast<A>(levels.height[level.l0]) * near.dy;
+    if (t != A(0)) {
+      tap_u += t * static_cast<A>(levels.width[level.l1]) * far.dx;
+      tap_v += t * static_cast<A>(levels.height[level.l1]) * far.dy;
+    }
+    u += tap_u;
+    v += tap_v;
+    axis_u += tap.along * tap_u;
+    axis_v += tap.along * tap_v;
+    if (level.l1 != level.l0) lod += far.value - near.value;
+  }
+};
+
+// Adjoint of SampleGrad: adds to grad_data [Bt, T, C], grad_uv, grad_ddx and grad_ddy [B, N, 2], each of which may be null. CUDA
+// has csrc/cuda/footprint.cu.
 template <class T, int C>
 struct SampleGradAdjoint {
   using A = Acc<T>;
@@ -212,27 +235,27 @@ struct SampleGradAdjoint {
   int max_anisotropy;
   Address address;
 
+  TEXVLM_HD bool coordinates() const { return grad_uv || grad_ddx || grad_ddy; }
+
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
     const int64_t channels = C ? C : texture.channels;
     const A u = queries.u(b, n), v = queries.v(b, n);
     const Footprint<A> p = queries.footprint(b, n, texture.levels, max_anisotropy);
     if (!(p.finite && finite(u) && finite(v))) return;
-    const Levels& levels = texture.levels;
     const T* texels = texture.data + b * texture.batch_stride;
     const T* g = grad.data + b * grad.stride_b + n * grad.stride_n;
     A* target = grad_data ? grad_data + b * texture.batch_stride : nullptr;
-    const bool coordinates = grad_uv || grad_ddx || grad_ddy;
     const A each = A(1) / static_cast<A>(p.taps);
-    A du = 0, dv = 0, axis_u = 0, axis_v = 0, dlod = 0;
+    FootprintSums<A> sums{};
     for (int i = 0; i < p.taps; ++i) {
-      const Tap<A> tap = tap_of(p, i, u, v, levels);
-      const LodTaps<A> q = lod_taps(tap.u, tap.v, p.lod, levels, Filter::trilinear, address);
+      const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
+      const LodTaps<A> q = lod_taps(tap.u, tap.v, p.lod, texture.levels, Filter::trilinear, address);
       const A t = q.level.t;
       LevelSums<A> near{}, far{};
       for (int64_t c = c0; c < c1; ++c) {
         if (reducers.any_mode && reducers.of(c) == Reducer::mode) continue;
         const A gc = each * static_cast<A>(g[c * grad.stride_c]);
-        if (coordinates) {
+        if (coordinates()) {
           SampleLodAdjoint<T, C>::add_channel(texels + c, channels, q.near, gc, near);
           if (q.level.l1 != q.level.l0) SampleLodAdjoint<T, C>::add_channel(texels + c, channels, q.far, gc, far);
         }
@@ -241,27 +264,20 @@ struct SampleGradAdjoint {
           if (t != A(0)) scatter_corners(target + c, channels, q.far, q.level.l1, everywhere(), t * gc);
         }
       }
-      if (!coordinates) continue;
-      A tap_u = (A(1) - t) * static_cast<A>(levels.width[q.level.l0]) * near.dx;
-      A tap_v = (A(1) - t) * static_cast<A>(levels.height[q.level.l0]) * near.dy;
-      if (t != A(0)) {
-        tap_u += t * static_cast<A>(levels.width[q.level.l1]) * far.dx;
-        tap_v += t * static_cast<A>(levels.height[q.level.l1]) * far.dy;
-      }
-      du += tap_u;
-      dv += tap_v;
-      axis_u += tap.along * tap_u;
-      axis_v += tap.along * tap_v;
-      if (q.level.l1 != q.level.l0) dlod += far.value - near.value;
+      if (coordinates()) sums.add(tap, q.level, near, far, texture.levels);
     }
+    finish(b, n, p, sums);
+  }
+
+  TEXVLM_HD void finish(int64_t b, int64_t n, const Footprint<A>& p, const FootprintSums<A>& sums) const {
     const int64_t at = 2 * (b * count + n);
     if (grad_uv) {
-      accumulate(grad_uv + at, du);
-      accumulate(grad_uv + at + 1, dv);
+      accumulate(grad_uv + at, sums.u);
+      accumulate(grad_uv + at + 1, sums.v);
     }
     if (!grad_ddx && !grad_ddy) return;
-    const A width = static_cast<A>(levels.width[0]), height = static_cast<A>(levels.height[0]);
-    const FootprintGrad<A> d = footprint_adjoint(p, axis_u / width, axis_v / height, dlod, width, height);
+    const A width = static_cast<A>(texture.levels.width[0]), height = static_cast<A>(texture.levels.height[0]);
+    const FootprintGrad<A> d = footprint_adjoint(p, sums.axis_u / width, sums.axis_v / height, sums.lod, width, height);
     if (grad_ddx) {
       accumulate(grad_ddx + at, d.ddx_u);
       accumulate(grad_ddx + at + 1, d.ddx_v);

@@ -69,28 +69,48 @@ struct FoveaTokens {
   }
 };
 
-// Adjoint of FoveaTokens. Gradients that are not wanted have null pointers; those that are start as zeros.
-// The distance has gradient 0 at 0.
+// What one token tells of what it was made from. The distance has gradient 0 at 0.
+template <class T>
+struct FoveaTerms {
+  T fixation[2], offset[2], m0, e0;
+};
+
+// Adjoint of FoveaTokens. Gradients that are not wanted have null pointers; those that are start as zeros. CUDA sums the terms
+// in a fixed order (csrc/cuda/fovea.cu).
 template <class T, int C>
 struct FoveaTokensAdjoint {
   FoveaView<T> view;
   const T *grad_uv, *grad_lod;  // [B, F, N, 2], [B, F, N]
   T *fixation, *offsets, *m0, *e0;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+  TEXVLM_HD FoveaTerms<T> terms(int64_t b, int64_t n) const {
+    FoveaTerms<T> sum{};
     const FoveaToken<T> t = fovea_token(view, b, n);
-    if (!t.usable) return;
+    if (!t.usable) return sum;
     const int64_t q = b * view.fixations * view.count + n;
     constexpr T kLog2e = T(1.44269504088896340736);
     const T by_log = t.graded ? grad_lod[q] * kLog2e : T(0);
     const T by_distance = t.graded ? by_log / (t.eccentricity + *view.e0) : T(0);
-    if (m0 && t.graded) accumulate(m0, -by_log / *view.m0);
-    if (e0 && t.graded) accumulate(e0, by_distance);
+    if (t.graded) {
+      sum.m0 = -by_log / *view.m0;
+      sum.e0 = by_distance;
+    }
     for (int d = 0; d < 2; ++d) {
       const T by_step = t.eccentricity > T(0) ? by_distance * t.step[d] / t.eccentricity : T(0);
       const T by_position = t.inside[d] ? grad_uv[2 * q + d] / view.size[d] + by_step : T(0);
-      if (fixation) accumulate(fixation + 2 * (b * view.fixations + n / view.count) + d, view.size[d] * (by_position - by_step));
-      if (offsets) accumulate(offsets + 2 * (n % view.count) + d, by_position);
+      sum.fixation[d] = view.size[d] * (by_position - by_step);
+      sum.offset[d] = by_position;
+    }
+    return sum;
+  }
+
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+    const FoveaTerms<T> sum = terms(b, n);
+    if (m0) accumulate(m0, sum.m0);
+    if (e0) accumulate(e0, sum.e0);
+    for (int d = 0; d < 2; ++d) {
+      if (fixation) accumulate(fixation + 2 * (b * view.fixations + n / view.count) + d, sum.fixation[d]);
+      if (offsets) accumulate(offsets + 2 * (n % view.count) + d, sum.offset[d]);
     }
   }
 };

@@ -116,8 +116,7 @@ TEXVLM_HD void to_planes(T* TEXVLM_RESTRICT out, const A* TEXVLM_RESTRICT in, in
     for (int j = 0; j < (N ? N : n); ++j) out[c * plane + j] = static_cast<T>(in[j * (C ? C : tile) + c]);
 }
 
-// texture -> out [B, N, C, S, S]. CUDA runs operator() for each sample (n counts samples), the host block()
-// for patches.
+// texture -> out [B, N, C, S, S]. The host runs block() for patches; CUDA has csrc/cuda/patches.cu.
 template <class T, int C>
 struct ExtractPatches {
   using A = Acc<T>;
@@ -129,11 +128,6 @@ struct ExtractPatches {
   TEXVLM_HD int64_t plane() const { return static_cast<int64_t>(grid.size) * grid.size; }
   TEXVLM_HD int64_t channels() const { return C ? C : texture.channels; }
   TEXVLM_HD T* patch(int64_t b, int64_t n) const { return out + (b * grid.count + n) * channels() * plane(); }
-
-  TEXVLM_HD void operator()(int64_t b, int64_t sample, int64_t c0, int64_t c1) const {
-    const int64_t n = sample / plane();
-    one(b, n, grid.frame(b, n), static_cast<int>(sample - n * plane()), c0, c1);
-  }
 
   // Sample k of patch n, any axes.
   TEXVLM_HD void one(int64_t b, int64_t n, const PatchFrame<A>& f, int k, int64_t c0, int64_t c1) const {
@@ -312,7 +306,7 @@ struct PatchGradView {
   }
 };
 
-// What one patch (or, on CUDA, one sample) adds to the gradients of its frame.
+// What one patch adds to the gradients of its frame.
 template <class A>
 struct PatchFrameGrad {
   A u, v, lod, axes[4];
@@ -335,20 +329,6 @@ struct ExtractPatchesAdjoint {
   A *center, *lod, *axes;
 
   TEXVLM_HD int64_t channels() const { return C ? C : texture.channels; }
-
-  TEXVLM_HD void operator()(int64_t b, int64_t sample, int64_t c0, int64_t c1) const {
-    const int64_t plane = static_cast<int64_t>(grid.size) * grid.size, n = sample / plane;
-    const int k = static_cast<int>(sample - n * plane), i = k / grid.size, j = k % grid.size;
-    const PatchFrame<A> f = grid.frame(b, n);
-    if (!f.usable) return;
-    const PatchPoint<A> p = grid.point(f, i, j);
-    if (!finite(p.u) || !finite(p.v)) return;
-    PatchFrameGrad<A> sum{};
-    const bool both = needs_coarse(f);
-    one(b, n, f, i, j, p, bilinear(p.u, p.v, texture.levels, f.level.l0, grid.address),
-        bilinear(p.u, p.v, texture.levels, both ? f.level.l1 : f.level.l0, grid.address), c0, c1, sum);
-    add(b, n, sum);
-  }
 
   TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
     for (int64_t n = n0; n < n1; ++n) {
@@ -409,11 +389,17 @@ struct ExtractPatchesAdjoint {
     }
     if (!center && !lod && !axes) return;
     const T* in = texture.texel(b, 0, 0, 0);
-    const int64_t *width = texture.levels.width, *height = texture.levels.height;
     const PatchSlopes<A> a = slopes(in, fine, g, c0, c1);
+    add_sample(f, p, a, needs_coarse(f) ? slopes(in, coarse, g, c0, c1) : PatchSlopes<A>{}, sum);
+  }
+
+  // What a sample adds to the gradients of its frame, from what it is told in the two levels.
+  TEXVLM_HD void add_sample(const PatchFrame<A>& f, const PatchPoint<A>& p, const PatchSlopes<A>& a, const PatchSlopes<A>& d,
+                            PatchFrameGrad<A>& sum) const {
+    const A t = f.level.t, share = A(1) - t;
+    const int64_t *width = texture.levels.width, *height = texture.levels.height;
     A du = share * static_cast<A>(width[f.level.l0]) * a.x, dv = share * static_cast<A>(height[f.level.l0]) * a.y, blend = 0;
     if (needs_coarse(f)) {
-      const PatchSlopes<A> d = slopes(in, coarse, g, c0, c1);
       du += t * static_cast<A>(width[f.level.l1]) * d.x;
       dv += t * static_cast<A>(height[f.level.l1]) * d.y;
       blend = d.value - a.value;

@@ -1,7 +1,7 @@
 // Adjoint of sampling at an explicit level of detail (sample.h): gradients of texels, uv and LOD in one pass per query.
 //
-// CUDA scatters with atomics. The host either runs query by query (`block`), or band by band (bands.h): SampleKeys says which
-// bands a query touches, `list` takes the queries of one band in their order.
+// CUDA scatters with atomics (csrc/cuda/sample.cu). The host either runs query by query (`block`), or band by band (bands.h):
+// SampleKeys says which bands a query touches, `list` takes the queries of one band in their order.
 #pragma once
 
 #include "bands.h"
@@ -103,7 +103,9 @@ struct SampleLodAdjoint {
   }
 
   TEXVLM_HD static void add_channel(const T* texels, int64_t channels, const Bilinear<A>& q, A g, LevelSums<A>& sums) {
-    const Corners<A> v = corners(texels, channels, q);
+    add_corners(corners(texels, channels, q), q, g, sums);
+  }
+  TEXVLM_HD static void add_corners(const Corners<A>& v, const Bilinear<A>& q, A g, LevelSums<A>& sums) {
     sums.value += g * blend(v, q);
     sums.dx += g * blend_dx(v, q);
     sums.dy += g * blend_dy(v, q);

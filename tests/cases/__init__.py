@@ -27,7 +27,7 @@ class Case:
     op: str
     label: str
     make: Callable[[torch.dtype, torch.Generator], tuple[Any, ...]]
-    grads: tuple[int, ...] = ()  # positions of the arguments that have gradients
+    grads: tuple[int | tuple[int, int], ...] = ()  # positions of the arguments that have gradients; (i, j): item j of the list i
     dtypes: tuple[torch.dtype, ...] = FLOATS
     reference: Callable[..., Any] | None = None  # default: texvlm.reference.<op>
     exact: bool = False  # integers or the same arithmetic: equal to the last bit in float32 and float64

@@ -44,10 +44,25 @@ def reference_backward(grad, indices, count):
     return torch.zeros(grad.shape[0], count, dtype=grad.dtype).scatter(1, indices, grad)
 
 
+def mask_of(n, batch=2, share=0.5):
+    return lambda dtype, g: (torch.rand(batch, n, generator=g) < share,)
+
+
+def strided_mask(dtype, g):
+    return ((torch.rand(30, 6, generator=g) < 0.5).t()[:, ::2],)
+
+
+def one_mask(dtype, g):
+    return ((torch.rand(1, 40, generator=g) < 0.5).expand(3, 40),)
+
+
 def backward(dtype, g):
     indices = torch.stack([torch.randperm(9, generator=g)[:4] for _ in range(2)])
     return rand(g, 2, 4, dtype=dtype), indices, 9
 
+
+ONE = (torch.float32,)  # a mask has no dtype to vary
+LONG = (1 << 15) + 77  # rows beyond the one-launch way of CUDA
 
 CASES = [
     Case("select_topk", "9-of-20", scores(20, 9), grads=(0,), exact=True, inductor=True),
@@ -60,6 +75,18 @@ CASES = [
     Case("select_topk", "strided", strided, grads=(0,), exact=True),
     Case("select_topk", "empty-batch", scores(5, 2, batch=0), exact=True),
     Case("select_topk", "empty-row", scores(0, 2), exact=True),
+    Case("select_topk", "273-of-a-long-row", scores(LONG, 273), exact=True),
+    Case("select_topk", "3000-of-4096", scores(4096, 3000, batch=3), exact=True),
+    Case("select_topk", "all-of-a-long-row", scores(LONG, LONG, batch=1), exact=True),
+    Case("compact", "half-of-100", mask_of(100), exact=True, dtypes=ONE, inductor=True),
+    Case("compact", "tiles", mask_of(5000, share=0.1), exact=True, dtypes=ONE),
+    Case("compact", "one-tile", mask_of(2048, batch=3), exact=True, dtypes=ONE),
+    Case("compact", "none", mask_of(300, share=0.0), exact=True, dtypes=ONE),
+    Case("compact", "all", mask_of(2049, share=1.1), exact=True, dtypes=ONE),
+    Case("compact", "strided", strided_mask, exact=True, dtypes=ONE),
+    Case("compact", "expanded", one_mask, exact=True, dtypes=ONE),
+    Case("compact", "empty-batch", mask_of(7, batch=0), exact=True, dtypes=ONE),
+    Case("compact", "empty-row", mask_of(0), exact=True, dtypes=ONE),
     Case("select_topk_backward", "4-to-9", backward, grads=(0,), reference=reference_backward, exact=True),
     *(
         Case(
@@ -118,6 +145,8 @@ def bad_score(**changes):
 
 
 BAD = [
+    Bad("compact", "rank", lambda: (torch.ones(4, dtype=torch.bool),), r"mask must be \[B, N\].*got \[4\]"),
+    Bad("compact", "dtype", lambda: (torch.ones(1, 4),), "mask must be Bool"),
     Bad("select_topk", "rank", lambda: (torch.rand(4), 1), r"scores must be \[B, N\].*got \[4\]"),
     Bad(
         "select_topk",

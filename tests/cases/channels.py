@@ -12,32 +12,44 @@ def picture(h, w, channels, batch=2, levels=None, moving=False, fixed=False):
         image = rand(g, batch, 3, h, w, dtype=dtype)
         previous = rand(g, batch, 3, h, w, dtype=dtype) if moving else None
         fixation = rand(g, batch, 2, dtype=coords(dtype)) if fixed else None
-        return image, channels, count, None, previous, fixation
+        return image, channels, count, [], [], None, previous, fixation
 
     return make
 
 
 def strided(dtype, g):
-    return rand(g, 2, 9, 26, 3, dtype=dtype).permute(0, 3, 1, 2)[..., ::2], MINIMAL, 4
+    return rand(g, 2, 9, 26, 3, dtype=dtype).permute(0, 3, 1, 2)[..., ::2], MINIMAL, 4, [], []
 
 
 def uint8(dtype, g):
     image, previous = ((rand(g, 2, 3, 10, 17) * 255).to(torch.uint8) for _ in range(2))
-    return image, MINIMAL, 5, dtype, previous
+    return image, MINIMAL, 5, [], [], dtype, previous
 
 
 def stored(dtype, g):
-    return rand(g, 1, 3, 11, 9), MINIMAL, 4, dtype
+    return rand(g, 1, 3, 11, 9), MINIMAL, 4, [], [], dtype
+
+
+def given(dtype, g):
+    planes = [rand(g, 2, 2, 3, 4, dtype=dtype), rand(g, 2, 1, 9, 12, dtype=dtype), rand(g, 2, 1, 1, 12, dtype=dtype)]
+    ids = torch.randint(7, (2, 1, 4, 5), generator=g).to(dtype)
+    return rand(g, 2, 3, 9, 12, dtype=dtype), [18, 3, 12, 8, 33, 5, 39, 13], 3, [*planes, ids], [18, 33, 3, 39, 12]
+
+
+def given_not_finite(dtype, g):
+    plane = rand(g, 1, 2, 3, 4, dtype=dtype)
+    plane[0, 0, 1, 1], plane[0, 1, 2, 3] = float("nan"), float("inf")
+    return rand(g, 1, 3, 7, 8, dtype=dtype), [0, 15, 16], 2, [plane], [15, 16]
 
 
 def not_finite(dtype, g):
     image = rand(g, 1, 3, 9, 12, dtype=dtype)
     image[0, 1, 3, 4], image[0, 0, 7, 7], image[0, 2, 0, 0] = float("nan"), float("inf"), -float("inf")
-    return image, MINIMAL, 4, None, image.clone(), torch.tensor([[float("nan"), 0.5]], dtype=coords(dtype))
+    return image, MINIMAL, 4, [], [], None, image.clone(), torch.tensor([[float("nan"), 0.5]], dtype=coords(dtype))
 
 
 def flat(dtype, g):
-    return torch.full((1, 3, 9, 12), 0.25, dtype=dtype), MINIMAL, 4
+    return torch.full((1, 3, 9, 12), 0.25, dtype=dtype), MINIMAL, 4, [], []
 
 
 CASES = [
@@ -45,15 +57,17 @@ CASES = [
         "build_channels",
         "minimal-9x12",
         picture(9, 12, MINIMAL, moving=True, fixed=True),
-        grads=(0, 4, 5),
+        grads=(0, 6, 7),
         atol=1e-5,
         inductor=True,
     ),
+    Case("build_channels", "given-9x12", given, grads=(0, (3, 0), (3, 1), (3, 2)), atol=1e-5),
+    Case("build_channels", "given-not-finite", given_not_finite, atol=1e-5),
     Case("build_channels", "minimal-12x10", picture(12, 10, MINIMAL), grads=(0,), atol=1e-5),
     Case("build_channels", "minimal-33x70", picture(33, 70, MINIMAL, moving=True), atol=1e-5),
     Case("build_channels", "minimal-128x140", picture(128, 140, MINIMAL, moving=True, fixed=True), atol=1e-5),
     Case(
-        "build_channels", "minimal-1x11", picture(1, 11, MINIMAL, moving=True), grads=(0, 4), atol=1e-4
+        "build_channels", "minimal-1x11", picture(1, 11, MINIMAL, moving=True), grads=(0, 6), atol=1e-4
     ),  # a map of two texels: ill-conditioned
     Case("build_channels", "minimal-10x1", picture(10, 1, MINIMAL), grads=(0,), atol=1e-5),
     Case("build_channels", "minimal-1x1", picture(1, 1, MINIMAL), atol=1e-5),
@@ -84,36 +98,59 @@ CASES = [
 
 image = torch.rand(1, 3, 8, 8)
 BAD = [
-    Bad("build_channels", "grey", lambda: (torch.rand(1, 1, 8, 8), [0], 1), r"image must be \[B, 3, H, W\].*got \[1, 1, 8, 8\]"),
-    Bad("build_channels", "dtype", lambda: (image.int(), [0], 1), "image must be float32.*got Int"),
-    Bad("build_channels", "unknown", lambda: (image, [0, 40], 1), "channels must be distinct indices from 0 to 39"),
-    Bad("build_channels", "negative", lambda: (image, [-1], 1), "channels must be distinct indices from 0 to 39"),
-    Bad("build_channels", "twice", lambda: (image, [3, 3], 1), "channels must be distinct"),
-    Bad("build_channels", "none", lambda: (image, [], 1), "channels must be 1 to 64 indices"),
-    Bad("build_channels", "levels", lambda: (image, [0], 5), "levels must be from 1 to 4.*got 5"),
-    Bad("build_channels", "texels", lambda: (image, [0], 1, torch.int32), "dtype must be float32"),
+    Bad(
+        "build_channels",
+        "grey",
+        lambda: (torch.rand(1, 1, 8, 8), [0], 1, [], []),
+        r"image must be \[B, 3, H, W\].*got \[1, 1, 8, 8\]",
+    ),
+    Bad("build_channels", "dtype", lambda: (image.int(), [0], 1, [], []), "image must be float32.*got Int"),
+    Bad("build_channels", "unknown", lambda: (image, [0, 40], 1, [], []), "channels must be distinct indices from 0 to 39"),
+    Bad("build_channels", "negative", lambda: (image, [-1], 1, [], []), "channels must be distinct indices from 0 to 39"),
+    Bad("build_channels", "twice", lambda: (image, [3, 3], 1, [], []), "channels must be distinct"),
+    Bad("build_channels", "none", lambda: (image, [], 1, [], []), "channels must be 1 to 64 indices"),
+    Bad("build_channels", "levels", lambda: (image, [0], 5, [], []), "levels must be from 1 to 4.*got 5"),
+    Bad("build_channels", "texels", lambda: (image, [0], 1, [], [], torch.int32), "dtype must be float32"),
     Bad(
         "build_channels",
         "previous",
-        lambda: (image, [7], 1, None, torch.rand(2, 3, 8, 8)),
+        lambda: (image, [7], 1, [], [], None, torch.rand(2, 3, 8, 8)),
         "previous must be of the shape of image",
     ),
     Bad(
         "build_channels",
+        "given",
+        lambda: (image, [15], 1, [torch.rand(1, 1, 9, 8)], [15]),
+        r"given\[0\] must be at least 1 x 1 and at most as large as the picture",
+    ),
+    Bad(
+        "build_channels",
+        "given-count",
+        lambda: (image, [15], 1, [torch.rand(1, 2, 8, 8)], [15]),
+        "given_channels must be one index per given plane, 2, got 1",
+    ),
+    Bad(
+        "build_channels",
+        "given-twice",
+        lambda: (image, [15], 1, [torch.rand(1, 2, 8, 8)], [15, 15]),
+        "given_channels must be distinct",
+    ),
+    Bad(
+        "build_channels",
         "fixation",
-        lambda: (image, [11], 1, None, None, torch.rand(2, 2)),
+        lambda: (image, [11], 1, [], [], None, None, torch.rand(2, 2)),
         r"fixation must be \[B, 2\] = \[1, 2\]",
     ),
     Bad(
         "build_channels",
         "fixation-dtype",
-        lambda: (image, [11], 1, None, None, torch.rand(1, 2).half()),
+        lambda: (image, [11], 1, [], [], None, None, torch.rand(1, 2).half()),
         "fixation must be Float",
     ),
     Bad(
         "build_channels",
         "fixation-double",
-        lambda: (image.double(), [11], 1, None, None, torch.rand(1, 2)),
+        lambda: (image.double(), [11], 1, [], [], None, None, torch.rand(1, 2)),
         "fixation must be Double",
     ),
 ]

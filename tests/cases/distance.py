@@ -24,10 +24,26 @@ CASES = [
         for h, w, share in [(9, 12, 0.1), (1, 20, 0.2), (17, 1, 0.1), (33, 40, 0.02), (5, 1100, 0.001), (6, 7, 0.0), (4, 5, 1.1)]
     ),
     Case("distance_transform", "strided", strided, dtypes=(torch.float32,), exact=True),
+    *(
+        Case(
+            "distance_transform",
+            f"jfa-{h}x{w}",
+            lambda dtype, g, h=h, w=w, s=s: (rand(g, 2, h, w) < s, "jfa"),
+            dtypes=(torch.float32,),
+            exact=True,
+        )
+        for h, w, s in [(40, 33, 0.02), (1, 70, 0.1), (1, 1, 1.0), (6, 7, 0.0)]
+    ),
     Case("distance_transform", "empty-batch", mask(3, 4, 0.5, batch=0), dtypes=(torch.float32,), exact=True),
 ]
 
 BAD = [
+    Bad(
+        "distance_transform",
+        "method",
+        lambda: (torch.zeros(1, 3, 3, dtype=torch.bool), "fast"),
+        "method must be exact or jfa, got 'fast'",
+    ),
     Bad("distance_transform", "dtype", lambda: (torch.zeros(1, 3, 3),), "mask must be Bool, got Float"),
     Bad("distance_transform", "rank", lambda: (torch.zeros(3, 3, dtype=torch.bool),), r"mask must be \[B, H, W\].*got \[3, 3\]"),
     Bad(

@@ -25,19 +25,20 @@ def not_finite(dtype, g):
     return (image,)
 
 
-# A map that is divided by its own maximum, twice, has a few more roundings than the tolerance table allows for.
+# Whitening divides by standard deviations that are small where few places are averaged over many, and the maximum divides again.
 CASES = [
-    Case("saliency", "12x16", picture(12, 16), grads=(0,), atol=1e-5, inductor=True),
-    Case("saliency", "9x13-moving", picture(9, 13, moving=True), grads=(0, 1), atol=1e-5),
-    Case("saliency", "33x20", picture(33, 20, batch=1), grads=(0,), atol=1e-5),
-    Case("saliency", "1x40", picture(1, 40), grads=(0,), atol=1e-5),
-    Case("saliency", "64x64-moving", picture(64, 64, moving=True), atol=1e-5),
-    Case("saliency", "130x70", picture(130, 70), atol=1e-5),
-    Case("saliency", "too-small", picture(5, 7), atol=1e-5),
-    Case("saliency", "one-pixel", picture(1, 1), atol=1e-5),
-    Case("saliency", "strided", strided, grads=(0,), atol=1e-5),
-    Case("saliency", "uint8", uint8, dtypes=(torch.float32,), atol=1e-5),
-    Case("saliency", "not-finite", not_finite, atol=1e-5),
+    Case("saliency", "12x16", picture(12, 16), grads=(0,), atol=5e-5, inductor=True),
+    Case("saliency", "9x13-moving", picture(9, 13, moving=True), grads=(0, 1), atol=5e-5),
+    Case("saliency", "33x20", picture(33, 20, batch=1), grads=(0,), atol=5e-5),
+    Case("saliency", "1x40", picture(1, 40), grads=(0,), atol=5e-5),
+    Case("saliency", "64x64-moving", picture(64, 64, moving=True), atol=5e-5),
+    Case("saliency", "530x300-moving", picture(530, 300, batch=1, moving=True), atol=5e-5),
+    Case("saliency", "130x70", picture(130, 70), atol=5e-5),
+    Case("saliency", "too-small", picture(5, 7), atol=5e-5),
+    Case("saliency", "one-pixel", picture(1, 1), atol=5e-5),
+    Case("saliency", "strided", strided, grads=(0,), atol=5e-5),
+    Case("saliency", "uint8", uint8, dtypes=(torch.float32,), atol=5e-5),
+    Case("saliency", "not-finite", not_finite, atol=5e-5),
     Case("saliency", "empty-batch", picture(16, 16, batch=0)),
 ]
 

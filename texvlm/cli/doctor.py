@@ -6,7 +6,6 @@ still speak when that does not load.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import platform
@@ -55,7 +54,7 @@ def run(args: object = None) -> int:
     info = _extension(report, torch)
     _compilers(report)
     _cuda(report, torch, info)
-    _gl(report)
+    _gl(report, torch, info)
     _companions(report)
     if report.missing:
         print("\nmissing:")
@@ -158,31 +157,23 @@ def _cuda(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
         report.line("gpu", "none that torch can use (everything runs on the CPU)")
 
 
-def _gl(report: Report) -> None:
-    """Whether OpenGL could be had without a display: libEGL and its devices. Nothing is linked against it."""
-    try:
-        egl = ctypes.CDLL("libEGL.so.1")
-    except OSError:
-        report.line("gl", "libEGL.so.1 not found", "for OpenGL without a display (optional): apt install libegl1")
+def _gl(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
+    """The OpenGL contexts that `backend="gl"` would use: for host memory, and for each CUDA device."""
+    if info is None:
         return
-    try:
-        egl.eglGetProcAddress.restype = ctypes.c_void_p
-        egl.eglGetProcAddress.argtypes = [ctypes.c_char_p]
-        address = egl.eglGetProcAddress(b"eglQueryDevicesEXT")
-        count = ctypes.c_int(0)
-        query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
-        known = bool(address) and bool(query(address)(0, None, ctypes.byref(count)))
-    except (AttributeError, OSError, ValueError) as error:
-        report.line("gl", f"libEGL.so.1 found, but it does not answer ({_first_line(error)})")
-        return
-    if known and count.value:
-        report.line("gl", f"libEGL.so.1 found, {count.value} EGL device{'s' if count.value > 1 else ''}")
-    else:
-        report.line(
-            "gl",
-            "libEGL.so.1 found, no EGL device",
-            "for OpenGL in software (optional): apt install libegl-mesa0 libgl1-mesa-dri",
-        )
+    extension = importlib.import_module("texvlm._C")
+    for index in (-1, *(range(torch.cuda.device_count()) if torch is not None else ())):
+        name = "gl" if index < 0 else f"gl cuda:{index}"
+        try:
+            found = extension.gl_status(index)
+        except RuntimeError as error:
+            why, _, packages = _first_line(error).removeprefix("texvlm: ").partition(" (Debian, Ubuntu: ")
+            advice = packages.rstrip(")") or "NVIDIA's EGL driver, which comes with the display driver"
+            report.line(name, why, f"for mipmaps by the graphics driver (optional): {advice}")
+            continue
+        odd = "as texvlm's" if found["odd_from_ours"] < 1e-5 else "of the driver's own, so without gradients"
+        report.line(name, f"{found['renderer']}, OpenGL {found['version']}; odd sizes {odd}")
+    extension.gl_close()
 
 
 def _companions(report: Report) -> None:

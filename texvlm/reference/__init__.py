@@ -5,42 +5,58 @@ are torch's own autograd. All functions work in float64 and float32 on any devic
 float32 and rounded where they are stored.
 """
 
-from .cascade import Selection, score_cells, select, select_topk
+from .cascade import Selection, compact, score_cells, select, select_topk
 from .channels import build_channels
 from .distance import distance_transform
+from .embedding import principal_axes, project, relevance
 from .flow import optical_flow
 from .footprint import sample_grad
 from .fovea import fovea_tokens
+from .gl import generate_mipmaps_gl
+from .hardware import sample_grad_hardware, sample_lod_hardware
 from .history import enlarge, gaussian_splat
 from .laplacian import laplacian_decompose, laplacian_reconstruct
 from .patches import extract_patches
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
 from .salience import saliency
 from .sample import sample_lod
+from .superpixel import boundaries, superpixel_channels, superpixels
+from .text import text_regions
 from .warping import motion, warp
 
 __all__ = [
     "Selection",
+    "boundaries",
     "build_channels",
+    "compact",
     "distance_transform",
     "enlarge",
     "extract_patches",
     "fovea_tokens",
     "gaussian_splat",
     "generate_mipmaps",
+    "generate_mipmaps_gl",
     "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",
     "level_table",
     "motion",
     "optical_flow",
+    "principal_axes",
+    "project",
+    "relevance",
     "saliency",
     "sample_grad",
+    "sample_grad_hardware",
     "sample_lod",
+    "sample_lod_hardware",
     "score_cells",
     "select",
     "select_topk",
+    "superpixel_channels",
+    "superpixels",
     "texel_count",
+    "text_regions",
     "update_mipmaps",
     "warp",
 ]

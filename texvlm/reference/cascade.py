@@ -65,6 +65,12 @@ def select_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, order), order
 
 
+def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where `mask` `[B, N]` is set, in order, then -1, int64; and how many places are set, `[B]`."""
+    first = mask.long().sort(dim=1, descending=True, stable=True)
+    return torch.where(first.values.bool(), first.indices, -1), mask.sum(1)
+
+
 def _centres(cells: Tensor, columns: int, cell: int, steps: Tensor) -> Tensor:
     """Return pixels `[B, n, S * S, 2]`: `steps[S]` in cells from the corner, down and across, row-major."""
     corner = torch.stack([cells % columns, cells.div(columns, rounding_mode="floor")], dim=-1)

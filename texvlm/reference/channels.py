@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .distance import distance_transform
@@ -27,11 +28,12 @@ EDGE_THRESHOLD = 2.0
 """A pixel is an edge pixel where edge is above this many times its mean over the picture."""
 
 CHANNEL_REDUCERS = {
-    **dict.fromkeys((0, 1, 2, 5, 6, 8, 9, 10, 11), "mean"),
-    **dict.fromkeys((3, 4, 7), "max"),
+    **dict.fromkeys(range(40), "mean"),
+    **dict.fromkeys((3, 4, 7, 17, 37, 38, 39), "max"),
+    12: "mode",
     34: "min",
 }
-"""The channels built here and how they are reduced."""
+"""How the 40 channels are reduced."""
 
 
 def contrast_edge(light: Tensor) -> Tensor:
@@ -101,10 +103,28 @@ def edge_distance(strength: Tensor) -> Tensor:
     return (squared.double() / (height**2 + width**2)).sqrt().to(strength.dtype)
 
 
+def enlarge(plane: Tensor, height: int, width: int, nearest: bool = False) -> Tensor:
+    """Return a plane `[B, h, w]` at height x width.
+
+    Convention: bilinear between texel centres, borders replicated; nearest takes the texel that holds the
+    pixel's centre. Values that are not finite count as 0.
+    """
+    plane = torch.where(plane.isfinite(), plane, 0)
+    if nearest:
+        rows, columns = (
+            torch.div((2 * torch.arange(fine) + 1) * coarse, 2 * fine, rounding_mode="floor")
+            for fine, coarse in zip((height, width), plane.shape[1:], strict=True)
+        )
+        return plane[:, rows[:, None], columns]
+    return F.interpolate(plane[:, None], (height, width), mode="bilinear", align_corners=False)[:, 0]
+
+
 def build_channels(
     image: Tensor,
     channels: Sequence[int],
     levels: int,
+    given: Sequence[Tensor] = (),
+    given_channels: Sequence[int] = (),
     dtype: torch.dtype | None = None,
     previous: Tensor | None = None,
     fixation: Tensor | None = None,
@@ -114,19 +134,17 @@ def build_channels(
     Args:
         image: `[B, C, H, W]`, float or uint8 (divided by 255); grey is repeated, alpha dropped, values that
             are not finite count as 0.
-        channels: indices among 0..11 and 34, in the order wanted.
+        channels: indices of the 40, in the order wanted; those without a formula here (12-33, 35-39) are zero unless given.
         levels: 1 to `level_count(H, W)`.
         dtype: of the result; the image's by default, float32 for uint8.
         previous: the picture before it, of the same shape, for motion and saliency.
         fixation: `[B, 2]` in uv, for the eccentricity.
+        given: planes `[B, n, h, w]`, h <= H and w <= W, of the channels `given_channels` in turn.
 
     Returns:
         `[B, T, len(channels)]`. Planes are computed in float32 (float64 for double) and rounded once.
         Differentiable in the pictures (0-8) and in the fixation (11); channel 34 has no gradient.
     """
-    for channel in channels:
-        if channel not in CHANNEL_REDUCERS:
-            raise ValueError(f"channels must be among 0 to 11 and 34, got {channel}")
     planes = rgb_planes(image)
     light = luma(planes)
     height, width = light.shape[1:]
@@ -150,7 +168,14 @@ def build_channels(
         11: lambda: eccentricity(light, fixation),
         34: lambda: edge_distance(edge(light)),
     }
+    handed = dict(zip(given_channels, (plane for tensor in given for plane in tensor.unbind(1)), strict=True))
+
+    def plane(channel: int) -> Tensor:
+        if channel in handed:
+            return enlarge(handed[channel].to(light.dtype), height, width, nearest=CHANNEL_REDUCERS[channel] == "mode")
+        return make[channel]() if channel in make else torch.zeros_like(light)
+
     if dtype is None:
         dtype = image.dtype if image.is_floating_point() else torch.float32
-    stacked = torch.stack([make[channel]() for channel in channels], dim=1)
+    stacked = torch.stack([plane(channel) for channel in channels], dim=1)
     return generate_mipmaps(stacked, [CHANNEL_REDUCERS[channel] for channel in channels], levels, dtype)

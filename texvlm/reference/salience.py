@@ -1,4 +1,4 @@
-"""Bottom-up saliency: centre-surround differences over mip levels, and the planes that it is made of."""
+"""Bottom-up saliency: whitened centre-surround differences over levels, and the planes that it is made of."""
 
 from __future__ import annotations
 
@@ -16,14 +16,26 @@ LUMA_WEIGHTS = (0.299, 0.587, 0.114)
 EDGE_SCALE = 4 * math.sqrt(1.25)
 """The largest magnitude that the Sobel operator can give on values in [0, 1]: |(4, 2)|."""
 
-BASE_LEVEL = 2
-"""The level whose texels are the places of the map, or the last one of small pictures."""
+TOP_SIDE = 64
+"""The map is made at the level whose larger side is at least this and below twice this, but not below FINEST."""
 
-CENTRES = (0, 1)
-"""Centre levels, counted from the base level."""
+FINEST = 2
+"""The finest level of the map, or the last one of small pictures; gradients are taken this many levels below it."""
 
-SURROUNDS = (2, 3)
-"""Surround levels, counted from the centre level; past the last level the last level stands in."""
+SCALES = 5
+"""Steps of the a-trous transform."""
+
+PAIRS = ((2, 4), (3, 5))
+"""Centre and surround: steps of the a-trous transform."""
+
+BINOMIAL_TAPS = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
+"""The filter of the a-trous transform along each axis."""
+
+TURN_FLOOR = 1e-2
+"""Gradients below this have no orientation."""
+
+WHITEN_FLOOR = 1e-6
+"""Added to the variances of differences: those of 1e-3 and below, a quarter of an 8-bit step, are noise."""
 
 SRGB_LINEAR_END = 0.04045
 """sRGB values up to this are on the linear part of the transfer curve (IEC 61966-2-1)."""
@@ -46,8 +58,7 @@ LAB_SCALE = 100.0
 
 MAP_FLOOR = 1e-4
 """A map whose maximum is not above this is flat and counts as 0: dividing by the maximum would promote its
-rounding
-noise to full saliency. One 8-bit step of one pixel is above it, float32 rounding two orders below."""
+rounding noise to full saliency."""
 
 
 def rgb_planes(image: Tensor) -> Tensor:
@@ -132,6 +143,51 @@ def _over_maximum(plane: Tensor) -> Tensor:
     return torch.where(positive, plane / torch.where(positive, top, 1), 0)
 
 
+def colour_features(rgb: Tensor, previous: Tensor | None) -> Tensor:
+    """Return the colours, oriented edges and change of a level, `[B, 7, h, w]`, of sRGB `[B, 3, h, w]`.
+
+    Edges are those of all colours together: with (gx, gy) the Sobel gradient of each over 8 and xx, yy, xy the
+    sums of gx^2, gy^2, gx gy, their strength is m = sqrt(xx + yy), their orientation the double angle
+    (xx - yy, 2 xy) / (m + TURN_FLOOR).
+
+    Source: Di Zenzo, "A note on the gradient of a multi-image", 1986.
+    """
+    batch, _, height, width = rgb.shape
+    p = replicate(rgb.flatten(0, 1), 1).reshape(batch, 3, height + 2, width + 2) / 8
+    down = p[:, :, :-2] + 2 * p[:, :, 1:-1] + p[:, :, 2:]
+    along = p[..., :-2] + 2 * p[..., 1:-1] + p[..., 2:]
+    gx, gy = down[..., 2:] - down[..., :-2], along[:, :, 2:] - along[:, :, :-2]
+    xx, yy, xy = (product.sum(1) for product in (gx * gx, gy * gy, gx * gy))
+    strength = sqrt0(xx + yy)
+    turn = strength + TURN_FLOOR
+    change = motion(luma(rgb), None if previous is None else luma(previous))
+    return torch.cat([rgb, torch.stack([strength, (xx - yy) / turn, 2 * xy / turn, change], dim=1)], dim=1)
+
+
+def atrous(planes: Tensor, gap: int) -> Tensor:
+    """Return `[B, N, h, w]` smoothed along both axes by BINOMIAL_TAPS, `gap` texels apart, borders replicated."""
+    for dim in (3, 2):
+        size = planes.shape[dim]
+        places = torch.arange(size, device=planes.device)
+        taps = [(places + (k - 2) * gap).clamp(0, size - 1) for k in range(5)]
+        planes = torch.stack([w * planes.index_select(dim, t) for w, t in zip(BINOMIAL_TAPS, taps)]).sum(0)
+    return planes
+
+
+def rarity(planes: Tensor) -> Tensor:
+    """Return the squared Mahalanobis distance `[B, h, w]` of each place's vector from the mean of its picture.
+
+    Args:
+        planes: `[B, N, h, w]`. WHITEN_FLOOR is added to the variances. In float64.
+    """
+    vectors = planes.double().flatten(2).transpose(1, 2)
+    vectors = vectors - vectors.mean(1, keepdim=True)
+    covariance = vectors.transpose(1, 2) @ vectors / vectors.shape[1]
+    floor = WHITEN_FLOOR * torch.eye(planes.shape[1], dtype=torch.float64, device=planes.device)
+    white = torch.linalg.solve(covariance + floor, vectors.transpose(1, 2))
+    return (vectors.transpose(1, 2) * white).sum(1).reshape(planes[:, 0].shape)
+
+
 def saliency(image: Tensor, previous: Tensor | None = None) -> Tensor:
     """Return the bottom-up saliency of a picture.
 
@@ -143,40 +199,37 @@ def saliency(image: Tensor, previous: Tensor | None = None) -> Tensor:
         `[B, H, W]` in [0, 1] with maximum near 1 (0 where nothing stands out), in the image's dtype (float32
         for uint8).
 
-    Convention: all in float32 (float64 for double) from full pyramids of sRGB (mean), edge (max) and motion
-    (max). At each texel centre of the base level, each of the features intensity |L|, colour |(a, b)|, edge
-    and motion is the mean over centres and surrounds of its centre-surround difference, other levels read
-    bilinearly. Maps are divided by their maximum (0 where flat, see MAP_FLOOR), weighted by (1 - mean)^2,
-    added, divided by the maximum, and upsampled bilinearly. No centre prior. Differentiable in both pictures;
-    the norms and |x| have gradient 0 at 0, a maximum is its first texel, row-major.
+    Convention: all in float32 (float64 for double), the covariance in float64. The base level is the one whose
+    larger side is in [TOP_SIDE, 2 TOP_SIDE), or level FINEST if that is coarser, or the last one. Colours,
+    oriented edges and motion are taken FINEST levels below it and reduced (mean) to it, colours then turned
+    into Lab; each step of the a-trous transform smooths the one before with twice the gap. For each of PAIRS
+    the differences of two steps are whitened over the picture; the length of all of them together, over its
+    maximum, is upsampled bilinearly. No centre prior. Differentiable in both pictures: norms and |x| have
+    gradient 0 at 0, a maximum is its first texel, row-major.
 
-    Source: Itti, Koch and Niebur, "A model of saliency-based visual attention for rapid scene analysis",
-    1998, with the peak promotion of Frintrop's family of models simplified to one global weight.
+    Source: features and centre-surround differences of Itti, Koch and Niebur, "A model of saliency-based visual
+    attention for rapid scene analysis", 1998; whitening in place of peak promotion as in Garcia-Diaz,
+    Fdez-Vidal, Pardo and Dosil, "Saliency from hierarchical adaptation through decorrelation and variance
+    normalization", 2012.
     """
     dtype = image.dtype if image.is_floating_point() else torch.float32
     planes = rgb_planes(image)
     height, width = planes.shape[2:]
-    light = luma(planes)
-    local = [edge(light), motion(light, None if previous is None else luma(rgb_planes(previous)))]
-    levels = level_count(height, width)
-    texture = generate_mipmaps(torch.cat([planes, torch.stack(local, dim=1)], dim=1), ["mean"] * 3 + ["max"] * 2, levels)
-    base = min(BASE_LEVEL, levels - 1)
-    size = split_levels(texture, height, width, levels)[base].shape[1:3]
-    features = []  # per level [B, h, w, (L, a, b, edge, motion)] at the base level's texel centres
-    for level in split_levels(texture, height, width, levels):
-        lab = torch.cat([srgb_to_lab(level[..., :3]), level[..., 3:]], dim=-1)
-        features.append(lab if lab.shape[1:3] == size else upsample(lab, *size))
+    last = level_count(height, width) - 1
+    base = min(last, max(FINEST, last - level_count(TOP_SIDE, 1) + 1))
+    fine = max(0, base - FINEST)
 
-    total = [torch.zeros_like(features[base][..., 0])] * 4
-    for centre in CENTRES:
-        for surround in SURROUNDS:
-            c = min(base + centre, levels - 1)
-            s = min(base + centre + surround, levels - 1)
-            light_d, a, b, edge_d, motion_d = (features[c] - features[s]).unbind(-1)
-            maps = [light_d.abs(), sqrt0(a * a + b * b), edge_d.abs(), motion_d.abs()]
-            total = [t + m for t, m in zip(total, maps)]
-    result = torch.zeros_like(total[0])
-    for plane in total:
-        plane = _over_maximum(plane / (len(CENTRES) * len(SURROUNDS)))
-        result = result + plane * ((1 - plane.mean((1, 2), keepdim=True)) ** 2)
-    return upsample(_over_maximum(result)[..., None], height, width)[..., 0].to(dtype)
+    def at_fine(picture: Tensor) -> Tensor:
+        texture = generate_mipmaps(picture, ["mean"], fine + 1)
+        return split_levels(texture, height, width, fine + 1)[fine].permute(0, 3, 1, 2)
+
+    features = colour_features(at_fine(planes), None if previous is None else at_fine(rgb_planes(previous)))
+    h, w = features.shape[2:]
+    levels = base - fine + 1
+    feature = split_levels(generate_mipmaps(features, ["mean"], levels), h, w, levels)[-1]
+    feature = torch.cat([srgb_to_lab(feature[..., :3]), feature[..., 3:]], dim=-1)
+    steps = [feature.permute(0, 3, 1, 2)]
+    for k in range(SCALES):
+        steps.append(atrous(steps[-1], 2**k))
+    length = sqrt0(torch.stack([rarity(steps[c] - steps[s]) for c, s in PAIRS]).sum(0).clamp(min=0)).to(planes.dtype)
+    return upsample(_over_maximum(length)[..., None], height, width)[..., 0].to(dtype)

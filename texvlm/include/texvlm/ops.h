@@ -1,8 +1,8 @@
 // texvlm for C++ programs: the ops as functions over torch::Tensor, gradients included. Link to the CMake target texvlm::texvlm
 // (find_package(texvlm); its directory is what `python -c "import texvlm; print(texvlm.cmake_prefix_path)"` prints).
 //
-// Each function calls the op of its name through PyTorch's dispatcher, so device, autograd and autocast work as in Python. What the
-// arguments mean is written once, at the schemas and in the Python documentation; shapes are repeated here. Example:
+// Each function calls the op of its name through PyTorch's dispatcher, so device, autograd and autocast work as in Python. What
+// the arguments mean is written once, at the schemas and in the Python documentation; shapes are repeated here. Example:
 //
 //   texvlm::Texture texture = texvlm::generate_mipmaps(image);                       // image [B, C, H, W]
 //   torch::Tensor seen = texvlm::sample_lod(texture, uv, lod);                       // uv [B, N, 2], lod [B, N] -> [B, N, C]
@@ -66,11 +66,23 @@ inline Texture generate_mipmaps(const Tensor& image, std::vector<std::string> re
   return {std::move(data), height, width, levels, std::move(reducer)};
 }
 
-// Builds the levels above the level 0 that is in the buffer, whole or inside rects int64 [R, 4] (y0, x0, y1, x1). In place, no gradient.
+// Builds the levels above the level 0 that is in the buffer, whole or inside rects int64 [R, 4] (y0, x0, y1, x1). In place, no
+// gradient.
 inline void update_mipmaps(const Texture& t, const std::optional<Tensor>& rects = std::nullopt) {
   using Signature = void(const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, const std::optional<Tensor>&);
   static const auto op = detail::op<Signature>("texvlm::update_mipmaps");
   op.call(t.data, t.height, t.width, detail::names(t.reducer), t.levels, rects);
+}
+
+// The same by the graphics driver (OpenGL): float32, float16 or uint8, reducer mean. Differentiable where the driver's filter is
+// ours.
+inline Texture generate_mipmaps_gl(const Tensor& image, int64_t levels = 0, std::optional<at::ScalarType> dtype = std::nullopt) {
+  using Signature = Tensor(const Tensor&, int64_t, std::optional<at::ScalarType>);
+  static const auto op = detail::op<Signature>("texvlm::generate_mipmaps_gl");
+  TORCH_CHECK_VALUE(image.dim() == 4, "texvlm::generate_mipmaps_gl: image must be [B, C, H, W], got ", image.sizes());
+  const int64_t height = image.size(2), width = image.size(3);
+  if (levels == 0) levels = level_count(height, width);
+  return {op.call(image, levels, dtype), height, width, levels, {"mean"}};
 }
 
 // ---- laplacian ----
@@ -110,8 +122,25 @@ inline Tensor sample_grad(const Texture& t, const Tensor& uv, const Tensor& ddx,
   return op.call(t.data, uv, ddx, ddy, t.height, t.width, detail::names(t.reducer), t.levels, max_anisotropy, address);
 }
 
-// center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart. Differentiable in
-// data, center, lod and axes.
+// The same two through the texture units of a GPU (emulated on the CPU): weights of 8 bits, float32, float16 or bfloat16 texels,
+// max_anisotropy up to 16. Gradients are those of sample_lod and sample_grad.
+inline Tensor sample_lod_hardware(const Texture& t, const Tensor& uv, const Tensor& lod, std::string_view filter = "trilinear",
+                                  std::string_view address = "clamp") {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t,
+                           c10::string_view, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::sample_lod_hardware");
+  return op.call(t.data, uv, lod, t.height, t.width, detail::names(t.reducer), t.levels, filter, address);
+}
+inline Tensor sample_grad_hardware(const Texture& t, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
+                                   int64_t max_anisotropy = 16, std::string_view address = "clamp") {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
+                           c10::List<std::string>, int64_t, int64_t, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::sample_grad_hardware");
+  return op.call(t.data, uv, ddx, ddy, t.height, t.width, detail::names(t.reducer), t.levels, max_anisotropy, address);
+}
+
+// center [B, N, 2] uv, lod [B, N], axes [B, N, 2, 2] -> [B, N, C, size, size], samples 2^lod level-0 texels apart. Differentiable
+// in data, center, lod and axes.
 inline Tensor extract_patches(const Texture& t, const Tensor& center, const Tensor& lod, int64_t size = 16,
                               std::string_view address = "clamp", const std::optional<Tensor>& axes = std::nullopt) {
   using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t,
@@ -122,22 +151,24 @@ inline Tensor extract_patches(const Texture& t, const Tensor& center, const Tens
 
 // ---- fovea ----
 
-// fixation [B, F, 2] uv, offsets [N, 2] and m0, e0 in level-0 pixels -> uv [B, F, N, 2], lod [B, F, N]. Differentiable in all four.
+// fixation [B, F, 2] uv, offsets [N, 2] and m0, e0 in level-0 pixels -> uv [B, F, N, 2], lod [B, F, N]. Differentiable in all
+// four.
 inline std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& offsets, const Tensor& m0, const Tensor& e0,
                                                int64_t height, int64_t width, int64_t levels) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
-                                               int64_t);
+  using Signature =
+      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, int64_t);
   static const auto op = detail::op<Signature>("texvlm::fovea_tokens");
   return op.call(fixation, offsets, m0, e0, height, width, levels);
 }
 
-// ---- distance, salience, channels ----
+// ---- distance, salience, flow, warping, history, superpixel, text, channels ----
 
 // mask bool [B, H, W] -> squared distance to the nearest true pixel, int64, and its row-major index (none: H^2 + W^2, -1).
-inline std::tuple<Tensor, Tensor> distance_transform(const Tensor& mask) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&);
+// method exact, or jfa (jump flooding, approximate).
+inline std::tuple<Tensor, Tensor> distance_transform(const Tensor& mask, std::string_view method = "exact") {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, c10::string_view);
   static const auto op = detail::op<Signature>("texvlm::distance_transform");
-  return op.call(mask);
+  return op.call(mask, method);
 }
 
 // image, previous [B, 3, H, W] in [0, 1] -> [B, H, W] in [0, 1]. Differentiable in both.
@@ -147,6 +178,87 @@ inline Tensor saliency(const Tensor& image, const std::optional<Tensor>& previou
   return op.call(image, previous);
 }
 
+// previous, current [B, 3, H, W] -> flow from current to previous [B, 2, H, W] in pixels, occlusion bool [B, H, W]. No gradient.
+inline std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current,
+                                               std::optional<int64_t> finest = std::nullopt) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::optional<int64_t>);
+  static const auto op = detail::op<Signature>("texvlm::optical_flow");
+  return op.call(previous, current, finest);
+}
+
+// planes [B, C, H, W] as they lie now: out(p) = planes(p + flow(p)); flow [B, 2, h, w]. Differentiable in planes and flow.
+inline Tensor warp(const Tensor& planes, const Tensor& flow, double fill = 0,
+                   const std::optional<Tensor>& occlusion = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const Tensor&, double, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::warp");
+  return op.call(planes, flow, fill, occlusion);
+}
+
+// |luma - luma of previous, moved by flow| [B, H, W] of pictures [B, 3, H, W]. Differentiable in the pictures and in flow.
+inline Tensor motion(const Tensor& image, const Tensor& previous, const std::optional<Tensor>& flow = std::nullopt,
+                     const std::optional<Tensor>& occlusion = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::motion");
+  return op.call(image, previous, flow, occlusion);
+}
+
+// min(1, keep base + sum of Gaussians): points [B, P, 2] uv, weights [B, P], sigma of the longer side, base [B, H, W] -> [B, H,
+// W]. Differentiable in points, weights and base.
+inline Tensor gaussian_splat(const Tensor& points, const Tensor& weights, double sigma, int64_t height, int64_t width,
+                             double keep = 1, const std::optional<Tensor>& base = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const Tensor&, double, c10::SymInt, c10::SymInt, double, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::gaussian_splat");
+  return op.call(points, weights, sigma, height, width, keep, base);
+}
+
+// planes [B, h, w], read bilinearly at the pixels of height x width. Differentiable.
+inline Tensor enlarge(const Tensor& planes, int64_t height, int64_t width) {
+  using Signature = Tensor(const Tensor&, c10::SymInt, c10::SymInt);
+  static const auto op = detail::op<Signature>("texvlm::enlarge");
+  return op.call(planes, height, width);
+}
+
+// image [B, 3, H, W] -> labels int64 [B, H, W] in 0 .. count - 1, each one connected piece, and count int64 [B].
+inline std::tuple<Tensor, Tensor> superpixels(const Tensor& image, int64_t n = 50) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::superpixels");
+  return op.call(image, n);
+}
+
+// labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture.
+inline Tensor superpixel_channels(const Tensor& labels, int64_t n) {
+  using Signature = Tensor(const Tensor&, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::superpixel_channels");
+  return op.call(labels, n);
+}
+
+// image [B, 3, H, W], labels int64 [B, H, W] -> float32 [B, H, W]: 1 where labels change and there is an edge.
+inline Tensor boundaries(const Tensor& image, const Tensor& labels) {
+  using Signature = Tensor(const Tensor&, const Tensor&);
+  static const auto op = detail::op<Signature>("texvlm::boundaries");
+  return op.call(image, labels);
+}
+
+// image [B, 3, H, W], the network's weights (texvlm/text_weights.f16 as float32) -> [B, H, W] in [0, 1].
+inline Tensor text_regions(const Tensor& image, const Tensor& weights) {
+  using Signature = Tensor(const Tensor&, const Tensor&);
+  static const auto op = detail::op<Signature>("texvlm::text_regions");
+  return op.call(image, weights);
+}
+
+// Channels of CHANNELS (by index) of a picture [B, 3, H, W], each with its own reducer; planes [B, n, h, w] that are given
+// replace the formula of the channels given_channels. Differentiable in image, previous, fixation and given.
+inline Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels = 0, at::TensorList given = {},
+                             at::IntArrayRef given_channels = {}, std::optional<at::ScalarType> dtype = std::nullopt,
+                             const std::optional<Tensor>& previous = std::nullopt,
+                             const std::optional<Tensor>& fixation = std::nullopt) {
+  using Signature = Tensor(const Tensor&, at::IntArrayRef, int64_t, at::TensorList, at::IntArrayRef,
+                           std::optional<at::ScalarType>, const std::optional<Tensor>&, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::build_channels");
+  if (levels == 0 && image.dim() == 4) levels = level_count(image.size(2), image.size(3));
+  return op.call(image, channels, levels, given, given_channels, dtype, previous, fixation);
+}
+
 // ---- cascade ----
 
 // scores [B, N] -> the k best: values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last.
@@ -154,6 +266,23 @@ inline std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
   using Signature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
   static const auto op = detail::op<Signature>("texvlm::select_topk");
   return op.call(scores, k);
+}
+
+// mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond, and int64 counts [B].
+inline std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&);
+  static const auto op = detail::op<Signature>("texvlm::compact");
+  return op.call(mask);
+}
+
+// Scores [B, n] of cells int64 [B, n] of `cell` pixels, from samples x samples places each; channels: where red, green, blue,
+// edge and saliency are in the texture; weights: of edge energy, entropy and saliency.
+inline Tensor score_cells(const Texture& t, const Tensor& cells, int64_t cell, int64_t samples, at::IntArrayRef channels,
+                          at::ArrayRef<double> weights) {
+  using Signature = Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, int64_t,
+                           int64_t, at::IntArrayRef, at::ArrayRef<double>);
+  static const auto op = detail::op<Signature>("texvlm::score_cells");
+  return op.call(t.data, cells, t.height, t.width, detail::names(t.reducer), t.levels, cell, samples, channels, weights);
 }
 
 }  // namespace texvlm

@@ -1,0 +1,19 @@
+// The kernels of the stem `footprint` that are more than a functor per query.
+#pragma once
+
+#include "../math/footprint.h"
+#include "scatter.h"
+
+namespace texvlm::cuda {
+
+#if defined(TEXVLM_WITH_CUDA)
+template <class T>
+void sample_grad_adjoint(const SampleGradAdjoint<T, 0>& f, int64_t batch, const FixedPoint& fixed, void* stream);
+#else
+template <class T>
+void sample_grad_adjoint(const SampleGradAdjoint<T, 0>&, int64_t, const FixedPoint&, void*) {
+  not_built();
+}
+#endif
+
+}  // namespace texvlm::cuda

@@ -1,0 +1,84 @@
+// Queries with their channels across lanes: a block takes `queries` queries, `lanes` threads each, W neighbouring channels a
+// thread at a time. What a query needs is computed once, by one thread, and lies in shared memory for its lanes.
+#pragma once
+
+#include "../math/sample_adjoint.h"
+#include "scatter.cuh"
+
+namespace texvlm::cuda {
+
+constexpr int kMostQueries = 64;  // of a block
+
+struct QueryShape {
+  int lanes, queries;
+
+  static QueryShape of(int64_t channels, int width) {
+    const int lanes = static_cast<int>(minimum<int64_t>(kThreads, ceil_div(channels, width)));
+    return {lanes, minimum(kMostQueries, kThreads / lanes)};
+  }
+  unsigned threads() const { return static_cast<unsigned>(ceil_div(lanes * queries, kLanes) * kLanes); }
+  dim3 grid(int64_t all) const { return dim3(at_most(ceil_div(all, queries), 1 << 20)); }
+};
+
+// body(std::integral_constant<int, W>): four channels at a time where the texels are aligned so.
+template <class T, class Body>
+void with_width(int64_t channels, bool aligned, const Body& body) {
+  if (channels % 4 == 0 && aligned) return body(std::integral_constant<int, 4>{});
+  body(std::integral_constant<int, 1>{});
+}
+
+namespace {
+
+// The four texels of a bilinear fetch, W channels of each. Under Address::border those outside are read (their numbers are
+// clamped) but do not count.
+template <int W, class A, class T>
+__device__ void load_corners(const T* texels, int64_t channels, const Bilinear<A>& q, Corners<A> (&to)[W]) {
+  using P = const Pack<T, W>*;
+  const Pack<T, W> p00 = *reinterpret_cast<P>(texels + q.t00 * channels), p01 = *reinterpret_cast<P>(texels + q.t01 * channels);
+  const Pack<T, W> p10 = *reinterpret_cast<P>(texels + q.t10 * channels), p11 = *reinterpret_cast<P>(texels + q.t11 * channels);
+  const bool x0 = q.x.d0 != A(0), x1 = q.x.d1 != A(0), y0 = q.y.d0 != A(0), y1 = q.y.d1 != A(0);
+#pragma unroll
+  for (int w = 0; w < W; ++w)
+    to[w] = {x0 && y0 ? static_cast<A>(p00.v[w]) : A(0), x1 && y0 ? static_cast<A>(p01.v[w]) : A(0),
+             x0 && y1 ? static_cast<A>(p10.v[w]) : A(0), x1 && y1 ? static_cast<A>(p11.v[w]) : A(0)};
+}
+
+// Adjoint of blend(load_corners(...)): weight times g to the four texels. All lanes of the warp call it.
+template <int W, class A, class Sink>
+__device__ void scatter_packs(const Sink& sink, int64_t at, int64_t channels, const Bilinear<A>& q, bool live, A share,
+                              const A (&g)[W]) {
+  const int64_t texel[4] = {q.t00, q.t01, q.t10, q.t11};
+  const A weight[4] = {q.y.w0 * q.x.w0, q.y.w0 * q.x.w1, q.y.w1 * q.x.w0, q.y.w1 * q.x.w1};
+  const bool inside[4] = {q.x.d0 != A(0) && q.y.d0 != A(0), q.x.d1 != A(0) && q.y.d0 != A(0), q.x.d0 != A(0) && q.y.d1 != A(0),
+                          q.x.d1 != A(0) && q.y.d1 != A(0)};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    A value[W];
+#pragma unroll
+    for (int w = 0; w < W; ++w) value[w] = weight[k] * (share * g[w]);
+    sink.add(live && inside[k], at + texel[k] * channels, value);
+  }
+}
+
+// W channels of an incoming gradient; zero where there is no gradient to give: false then.
+template <int W, class A, class T>
+__device__ bool load_gradient(const T* g, int64_t stride, int64_t c, const Reducers& reducers, A (&to)[W]) {
+  bool any = false;
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+    to[w] = reducers.any_mode && reducers.of(c + w) == Reducer::mode ? A(0) : static_cast<A>(g[(c + w) * stride]);
+    any = any || to[w] != A(0);
+  }
+  return any;
+}
+
+// Sum over the lanes of query `q`, in their order.
+template <class A>
+__device__ A sum_of_lanes(const A* partial, int lanes, int q) {
+  A sum = 0;
+  for (int s = 0; s < lanes; ++s) sum += partial[q * lanes + s];
+  return sum;
+}
+
+}  // namespace
+}  // namespace texvlm::cuda

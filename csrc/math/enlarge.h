@@ -1,0 +1,153 @@
+// A coarse plane read bilinearly at the pixels of a finer one, and the adjoint of that, in gather form.
+//
+// Texel centres lie at (i + 0.5) / n on both; beyond the outermost centres the outermost texels continue.
+#pragma once
+
+#include "luma.h"
+
+namespace texvlm {
+
+// The two texels of an axis of `coarse` texels around the centre of texel i of `fine`, clamped, and their weights.
+template <class A>
+struct AxisEnlarge {
+  int64_t i0, i1;
+  A w0, w1;
+};
+template <class A>
+TEXVLM_HD AxisEnlarge<A> axis_enlarge(int64_t i, int64_t fine, int64_t coarse) {
+  const double ratio = static_cast<double>(coarse) / static_cast<double>(fine);
+  const double at = (static_cast<double>(static_cast<int32_t>(i)) + 0.5) * ratio - 0.5, base = floor(at);
+  const int64_t i0 = static_cast<int32_t>(base);
+  const A w = static_cast<A>(at - base);
+  return {i0 < 0 ? 0 : i0, i0 + 1 < coarse ? i0 + 1 : coarse - 1, A(1) - w, w};
+}
+
+// A plane [B, h, w] read bilinearly at the pixels of a height x width picture.
+template <class A>
+struct Enlarged {
+  const A* plane;
+  int64_t h, w, height, width;
+
+  TEXVLM_HD A at(int64_t b, int64_t y, int64_t x) const {
+    const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h), tx = axis_enlarge<A>(x, width, w);
+    const A *p = plane + (b * h + ty.i0) * w, *q = plane + (b * h + ty.i1) * w;
+    const A left = ty.w0 * p[tx.i0] + ty.w1 * q[tx.i0], right = ty.w0 * p[tx.i1] + ty.w1 * q[tx.i1];
+    return tx.w0 * left + tx.w1 * right;
+  }
+
+  TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int n, A* TEXVLM_RESTRICT out) const {
+    const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h);
+    const A *TEXVLM_RESTRICT p = plane + (b * h + ty.i0) * w, *TEXVLM_RESTRICT q = plane + (b * h + ty.i1) * w;
+    const int64_t each = width / w;
+    if (w * each == width && (each & (each - 1)) == 0) return run_even(ty, p, q, x, n, each, out);
+    const double ratio = static_cast<double>(w) / static_cast<double>(width);
+    const int first = static_cast<int>(x);
+    const int last = static_cast<int>(w) - 1;
+    int i0[kRun];
+    A weight[kRun];
+    for (int j = 0; j < n; ++j) {
+      const double at = (static_cast<double>(first + j) + 0.5) * ratio - 0.5, base = floor(at);
+      i0[j] = static_cast<int>(base);
+      weight[j] = static_cast<A>(at - base);
+    }
+    for (int j = 0; j < n; ++j) {
+      const int l = maximum(i0[j], 0), r = minimum(i0[j] + 1, last);
+      const A left = ty.w0 * p[l] + ty.w1 * q[l], right = ty.w0 * p[r] + ty.w1 * q[r];
+      out[j] = (A(1) - weight[j]) * left + weight[j] * right;
+    }
+  }
+
+  // Columns of which each stands for a power of two of pixels: between two centres the weights are multiples of 1 / each, so no
+  // texel has to be looked up. The same numbers as those of run(), as all positions are exact.
+  static constexpr int kPiece = 8;
+  TEXVLM_HD void run_even(const AxisEnlarge<A>& ty, const A* TEXVLM_RESTRICT p, const A* TEXVLM_RESTRICT q, int64_t x, int n,
+                          int64_t each, A* TEXVLM_RESTRICT out) const {
+    const A over = A(1) / static_cast<A>(2 * each);
+    int shift = 1;
+    while ((int64_t{1} << shift) < 2 * each) ++shift;
+    for (int j = 0; j < n;) {
+      const int64_t half = 2 * (x + j) + 1 + each;  // position from the centre before the first one, in half pixels
+      const int64_t column = (half >> shift) - 1, first = half & (2 * each - 1);
+      const int64_t l = maximum<int64_t>(column, 0), r = minimum<int64_t>(column + 1, w - 1);
+      const A left = ty.w0 * p[l] + ty.w1 * q[l], right = ty.w0 * p[r] + ty.w1 * q[r];
+      const int count = static_cast<int>(minimum<int64_t>(n - j, (2 * each - first + 1) / 2));
+      A weight = static_cast<A>(static_cast<int>(first)) * over;
+      int i = 0;
+      for (; i + kPiece <= count; i += kPiece, weight += A(2 * kPiece) * over)
+        for (int k = 0; k < kPiece; ++k) {
+          const A t = weight + static_cast<A>(2 * k) * over;
+          out[j + i + k] = (A(1) - t) * left + t * right;
+        }
+      for (; i < count; ++i, weight += A(2) * over) out[j + i] = (A(1) - weight) * left + weight * right;
+      j += count;
+    }
+  }
+};
+
+template <class T, int C>
+struct EnlargePlane {
+  Enlarged<Acc<T>> from;
+  T* out;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    out[(b * from.height + y) * from.width + x] = static_cast<T>(from.at(b, y, x));
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      Acc<T> v[kRun];
+      from.run(b, y, x, n, v);
+      T* TEXVLM_RESTRICT to = out + (b * from.height + y) * from.width + x;
+      for (int j = 0; j < n; ++j) to[j] = static_cast<T>(v[j]);
+    }
+  }
+};
+
+// Adjoint of enlarging, in gather form: the gradients [B, fine_h, fine_w, channels] of the pixels that read texel (y, x), summed.
+template <class A>
+struct EnlargeAdjoint {
+  const A* grad;
+  int64_t channels, fine_h, fine_w, h, w;
+
+  TEXVLM_HD static int64_t first(int64_t i, int64_t fine, int64_t coarse) {  // no pixel before it reads texel i
+    return i <= 1 ? 0 : (2 * i - 1) * fine / (2 * coarse) - 1;
+  }
+  TEXVLM_HD static int64_t last(int64_t i, int64_t fine, int64_t coarse) {
+    return i >= coarse - 2 ? fine - 1 : minimum(fine - 1, (2 * i + 3) * fine / (2 * coarse) + 1);
+  }
+  TEXVLM_HD static A weight(int64_t pixel, int64_t i, int64_t fine, int64_t coarse) {
+    const AxisEnlarge<A> t = axis_enlarge<A>(pixel, fine, coarse);
+    return (t.i0 == i ? t.w0 : A(0)) + (t.i1 == i ? t.w1 : A(0));
+  }
+  TEXVLM_HD void at(int64_t b, int64_t y, int64_t x, A* out) const {
+    constexpr int kColumns = 32;
+    const int64_t begin = maximum<int64_t>(0, first(x, fine_w, w)), end = last(x, fine_w, w) + 1;
+    for (int64_t x0 = begin; x0 < end; x0 += kColumns) {
+      const int n = static_cast<int>(minimum<int64_t>(kColumns, end - x0));
+      A wx[kColumns];
+      for (int j = 0; j < n; ++j) wx[j] = weight(x0 + j, x, fine_w, w);
+      for (int64_t i = maximum<int64_t>(0, first(y, fine_h, h)); i <= last(y, fine_h, h); ++i) {
+        const A wy = weight(i, y, fine_h, h);
+        if (wy == A(0)) continue;
+        const A* g = grad + ((b * fine_h + i) * fine_w + x0) * channels;
+        for (int j = 0; j < n; ++j)
+          for (int64_t c = 0; c < channels; ++c) out[c] += wy * wx[j] * g[j * channels + c];
+      }
+    }
+  }
+};
+
+// Adjoint of enlarging a plane.
+template <class T, int C>
+struct EnlargePlaneAdjoint {
+  EnlargeAdjoint<T> enlarge;
+  T* out;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    T sum = 0;
+    enlarge.at(b, y, x, &sum);
+    out[(b * enlarge.h + y) * enlarge.w + x] = sum;
+  }
+};
+
+}  // namespace texvlm

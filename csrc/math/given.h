@@ -1,0 +1,106 @@
+// Channels that are handed in as planes, at any resolution up to the picture's, and enlarged while the texels are written.
+#pragma once
+
+#include "enlarge.h"
+
+namespace texvlm {
+
+// Where the n pixels of a run read a plane of h x w: kept from channel to channel, since many planes share a size.
+template <class A>
+struct EnlargedRun {
+  int64_t h = -1, w = -1;
+  AxisEnlarge<A> y;
+  int i0[kRun], i1[kRun];
+  A weight[kRun];
+
+  TEXVLM_HD void set(int64_t row, int64_t x, int n, int64_t height, int64_t width, int64_t new_h, int64_t new_w) {
+    if (h == new_h && w == new_w) return;
+    h = new_h, w = new_w;
+    y = axis_enlarge<A>(row, height, h);
+    const double ratio = static_cast<double>(w) / static_cast<double>(width);
+    const int first = static_cast<int>(x), last = static_cast<int>(w) - 1;
+    for (int j = 0; j < n; ++j) {
+      const double at = (static_cast<double>(first + j) + 0.5) * ratio - 0.5, base = floor(at);
+      i0[j] = maximum(static_cast<int>(base), 0);
+      i1[j] = minimum(static_cast<int>(base) + 1, last);
+      weight[j] = static_cast<A>(at - base);
+    }
+  }
+};
+
+// One plane of a tensor [B, n, h, w]: enlarged bilinearly, or to the nearest where values are ids. Values that are not finite
+// count as 0, as in pictures.
+template <class A>
+struct Given {
+  const A* plane;  // null: not given
+  int64_t stride_b, h, w;
+  bool nearest;
+
+  TEXVLM_HD static A kept(A v) { return finite(v) ? v : A(0); }
+  TEXVLM_HD static int64_t near(int64_t i, int64_t fine, int64_t coarse) { return ((2 * i + 1) * coarse) / (2 * fine); }
+
+  TEXVLM_HD A at(int64_t b, int64_t y, int64_t x, int64_t height, int64_t width) const {
+    const A* from = plane + b * stride_b;
+    if (h == height && w == width) return kept(from[y * w + x]);
+    if (nearest) return kept(from[near(y, height, h) * w + near(x, width, w)]);
+    const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h), tx = axis_enlarge<A>(x, width, w);
+    const A *p = from + ty.i0 * w, *q = from + ty.i1 * w;
+    const A left = ty.w0 * kept(p[tx.i0]) + ty.w1 * kept(q[tx.i0]), right = ty.w0 * kept(p[tx.i1]) + ty.w1 * kept(q[tx.i1]);
+    return tx.w0 * left + tx.w1 * right;
+  }
+
+  TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, EnlargedRun<A>& taps,
+                     A* TEXVLM_RESTRICT out) const {
+    const A* TEXVLM_RESTRICT from = plane + b * stride_b;
+    if (h == height && w == width) {
+      from += y * w + x;
+      for (int j = 0; j < n; ++j) out[j] = kept(from[j]);
+    } else if (nearest) {
+      from += near(y, height, h) * w;
+      for (int j = 0; j < n; ++j) out[j] = kept(from[near(x + j, width, w)]);
+    } else {
+      taps.set(y, x, n, height, width, h, w);
+      const A *TEXVLM_RESTRICT p = from + taps.y.i0 * w, *TEXVLM_RESTRICT q = from + taps.y.i1 * w;
+      const A w0 = taps.y.w0, w1 = taps.y.w1;
+      for (int j = 0; j < n; ++j) {
+        const int l = taps.i0[j], r = taps.i1[j];
+        const A left = w0 * kept(p[l]) + w1 * kept(q[l]), right = w0 * kept(p[r]) + w1 * kept(q[r]);
+        out[j] = (A(1) - taps.weight[j]) * left + taps.weight[j] * right;
+      }
+    }
+  }
+};
+
+// Of each plane of a given tensor: where it is among the channels; -1: not asked for, or without a gradient.
+struct Places {
+  int8_t at[64];
+};
+
+// Adjoint, for one given tensor: out [B, n, h, w] from the gradient of level 0, [B, channels, H, W].
+template <class T, int C>
+struct GivenAdjoint {
+  const T* grad;
+  int64_t channels, height, width;
+  const T* given;
+  T* out;
+  int64_t count, h, w;
+  Places place;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
+    for (int64_t c = c0; c < c1; ++c) {
+      const int64_t here = ((b * count + c) * h + y) * w + x;
+      T sum = 0;
+      if (const int64_t from = place.at[c]; from >= 0 && finite(given[here])) {
+        const T* plane = grad + (b * channels + from) * height * width;
+        if (h == height && w == width) {
+          sum = plane[y * w + x];
+        } else {
+          EnlargeAdjoint<T>{plane, 1, height, width, h, w}.at(0, y, x, &sum);
+        }
+      }
+      out[here] = sum;
+    }
+  }
+};
+
+}  // namespace texvlm

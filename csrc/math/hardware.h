@@ -1,0 +1,130 @@
+// What texture units compute, in software: filtering with fixed-point weights.
+//
+// Hardware filters with weights of 8 fractional bits (CUDA C++ Programming Guide, "Linear Filtering": 9-bit fixed point, so that
+// 1.0 is exact) and takes the LOD to 8 fractional bits (Direct3D 11.3, 7.18.10: at least as many). Values stay in floating point.
+// The sampler here is sample.h and footprint.h with weights of that kind; it lets the hardware path be tested, and used, where
+// there is no GPU. Its adjoint is that of the exact interpolant, in sample_adjoint.h and footprint.h: the true derivative of
+// a staircase is zero almost everywhere.
+#pragma once
+
+#include "footprint.h"
+
+namespace texvlm {
+
+// The one place that says how wide the fixed-point numbers are. Rounded to nearest, halves up; `benchmarks/hardware.py` measures
+// both on a card.
+constexpr int kWeightBits = 8;
+constexpr int kLodBits = 8;
+
+template <class A>
+TEXVLM_HD A fixed_point(A v, int bits) {
+  const A steps = static_cast<A>(1 << bits);
+  return floor_of(v * steps + A(0.5)) / steps;
+}
+
+// Weights in fixed point. Outside the picture (Address::border) a weight and its derivative are zero, and stay so.
+template <class A>
+TEXVLM_HD AxisLerp<A> quantised(AxisLerp<A> p) {
+  const A f = fixed_point(p.d1 != A(0) ? p.w1 : A(1) - p.w0, kWeightBits);
+  p.w0 = p.d0 != A(0) ? A(1) - f : A(0);
+  p.w1 = p.d1 != A(0) ? f : A(0);
+  return p;
+}
+
+template <class A>
+TEXVLM_HD LodTaps<A> quantised_taps(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
+  // The nearest level is that of the LOD itself; between levels it is rounded before it is split, so 1.999 is level 2.
+  LodTaps<A> q = lod_taps(u, v, filter == Filter::trilinear ? fixed_point(lod, kLodBits) : lod, levels, filter, address);
+  q.near.x = quantised(q.near.x);
+  q.near.y = quantised(q.near.y);
+  q.far.x = quantised(q.far.x);
+  q.far.y = quantised(q.far.y);
+  return q;
+}
+
+// The mode channels of a query, or all of them under Filter::nearest: the nearest texel of the nearest level.
+template <class T>
+TEXVLM_HD void copy_nearest(const TextureView<const T>& texture, const Reducers& reducers, bool all, int64_t b, int64_t texel,
+                            int64_t c0, int64_t c1, T* to) {
+  const T* from = texture.data + b * texture.batch_stride + texel * texture.channels;
+  for (int64_t c = c0; c < c1; ++c)
+    if (all || reducers.of(c) == Reducer::mode) to[c] = texel < 0 ? static_cast<T>(0.0f) : from[c];
+}
+
+template <class T, int C>
+struct SampleLodHardware {
+  using A = Acc<T>;
+  TextureView<const T> texture;
+  QueryView<A> queries;
+  T* out;  // [B, N, C]
+  int64_t count;
+  Reducers reducers;
+  Filter filter;
+  Address address;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
+    const int64_t channels = C ? C : texture.channels;
+    T* to = out + (b * count + n) * channels;
+    const A u = queries.u(b, n), v = queries.v(b, n), lod = queries.level(b, n);
+    if (!(finite(u) && finite(v) && finite(lod))) {
+      for (int64_t c = c0; c < c1; ++c) to[c] = not_a_number<T>();
+      return;
+    }
+    const bool nearest = filter == Filter::nearest;
+    if (!nearest) {
+      const LodTaps<A> q = quantised_taps(u, v, lod, texture.levels, filter, address);
+      const T* texels = texture.data + b * texture.batch_stride;
+      for (int64_t c = c0; c < c1; ++c) {
+        A value = blend(corners(texels + c, channels, q.near), q.near);
+        if (q.level.t != A(0))
+          value = (A(1) - q.level.t) * value + q.level.t * blend(corners(texels + c, channels, q.far), q.far);
+        to[c] = static_cast<T>(value);
+      }
+    }
+    if (nearest || reducers.any_mode)
+      copy_nearest(texture, reducers, nearest, b, nearest_texel(u, v, lod, texture.levels, address), c0, c1, to);
+  }
+};
+
+// Hardware chooses the taps of a footprint itself; these are the taps of SampleGrad with weights in fixed point.
+template <class T, int C>
+struct SampleGradHardware {
+  using A = Acc<T>;
+  TextureView<const T> texture;
+  FootprintView<A> queries;
+  T* out;  // [B, N, C]
+  int64_t count;
+  Reducers reducers;
+  int max_anisotropy;
+  Address address;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
+    const int64_t channels = C ? C : texture.channels;
+    T* to = out + (b * count + n) * channels;
+    const A u = queries.u(b, n), v = queries.v(b, n);
+    const Footprint<A> p = queries.footprint(b, n, texture.levels, max_anisotropy);
+    if (!(p.finite && finite(u) && finite(v))) {
+      for (int64_t c = c0; c < c1; ++c) to[c] = not_a_number<T>();
+      return;
+    }
+    const T* texels = texture.data + b * texture.batch_stride;
+    for (int64_t c = c0; c < c1; c += kTapChunk) smooth(p, u, v, texels + c, minimum(kTapChunk, c1 - c), to + c);
+    if (reducers.any_mode)
+      copy_nearest(texture, reducers, false, b, nearest_texel(u, v, p.lod, texture.levels, address), c0, c1, to);
+  }
+
+  TEXVLM_HD void smooth(const Footprint<A>& p, A u, A v, const T* texels, int64_t wide, T* to) const {
+    const int64_t channels = C ? C : texture.channels;
+    A sum[kTapChunk];
+    for (int64_t c = 0; c < wide; ++c) sum[c] = A(0);
+    for (int i = 0; i < p.taps; ++i) {
+      const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
+      const LodTaps<A> q = quantised_taps(tap.u, tap.v, p.lod, texture.levels, Filter::trilinear, address);
+      SampleGrad<T, C>::add(texels, channels, q.near, A(1) - q.level.t, wide, sum);
+      if (q.level.t != A(0)) SampleGrad<T, C>::add(texels, channels, q.far, q.level.t, wide, sum);
+    }
+    for (int64_t c = 0; c < wide; ++c) to[c] = static_cast<T>(sum[c] / static_cast<A>(p.taps));
+  }
+};
+
+}  // namespace texvlm

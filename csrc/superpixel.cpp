@@ -1,0 +1,235 @@
+// Host code of the stem `superpixel`: labels of a picture, their statistics as channels, and object boundaries.
+#include "superpixel.h"
+
+#include <ATen/ops/full.h>
+
+#include "autograd.h"
+#include "cuda/superpixel.h"
+#include "launch.h"
+
+namespace texvlm {
+namespace {
+
+// The plan is a function of the picture's size and n alone.
+struct Plan {
+  int level;  // the coarse level
+  Cells cells;
+};
+
+Plan plan_of(int64_t height, int64_t width, int64_t n) {
+  const auto side = [](int64_t size, int level) { return std::max<int64_t>(1, size >> level); };
+  Plan p{};
+  while ((std::max(height, width) >> (p.level + 1)) > 0 &&
+         side(height, p.level + 1) * side(width, p.level + 1) / kPixelsEach >= n)
+    ++p.level;
+  const int64_t h = side(height, p.level), w = side(width, p.level);
+  const int64_t wanted = std::max(n, std::min<int64_t>(kCellsEach * n, kMostCells));
+  const double square = static_cast<double>(wanted) * static_cast<double>(h) / static_cast<double>(w);
+  int64_t rows = std::clamp<int64_t>(static_cast<int64_t>(std::sqrt(square) + 0.5), 1, h);
+  const int64_t columns = std::min((wanted + rows - 1) / rows, w);
+  rows = std::max(rows, std::min((n + columns - 1) / columns, h));  // a narrow picture
+  p.cells = {h, w, rows, columns};
+  return p;
+}
+
+// 65536 * 256 (squared units of Lab) / 64 (squared units of place) * compactness^2 / (pixels of one of `regions`)
+int64_t place_weight(const Cells& cells, int64_t compactness, int64_t regions) {
+  const int64_t pixels = cells.height * cells.width;
+  const int64_t unit = 65536 * (kLabUnits * kLabUnits) / (kPlaceUnits * kPlaceUnits) * compactness * compactness;
+  return (unit * regions + pixels / 2) / pixels;
+}
+
+struct Regions {
+  Tensor labels, model;  // int32 [B, h, w], int64 [B, regions, kModel]
+  int64_t height, width, count;
+};
+
+// All four quarters of the pixels, one after another; each pixel stands for about `cost` values.
+template <class Lab>
+void move_borders(const Lab& lab, const Regions& r, int64_t cost, const Cells& cells, const Tensor& weights) {
+  const bool pairs = !on_cuda(r.labels.device());  // a row of the host is two quarters, one after the other
+  for (int odd_y = 0; odd_y < 2; ++odd_y) {
+    for (int odd_x = pairs ? -1 : 0; odd_x < (pairs ? 0 : 2); ++odd_x) {
+      const Rect quarter{r.labels.size(0), 0, (r.height - odd_y + 1) / 2, 0, pairs ? r.width : (r.width - odd_x + 1) / 2};
+      for_each_pixel<MoveBorders<Lab>::template For, int32_t>(
+          r.labels.device(), quarter, Work{1, cost}, lab, pointer<int32_t>(r.labels), pointer<const int64_t>(r.model), r.height,
+          r.width, r.count, odd_y, odd_x, cells, pointer<const Weights>(weights));
+    }
+  }
+}
+
+// The labels of a level from those of the coarser one, through lut [B, regions] if there is one.
+Tensor finer(const Regions& from, const Tensor& lut, int64_t height, int64_t width, int shift) {
+  const c10::Device device = from.labels.device();
+  const int64_t batch = from.labels.size(0);
+  Tensor out = new_tensor({batch, height, width}, at::kInt, device);
+  for_each_pixel<FinerLabels, int32_t>(device, {batch, 0, height, 0, width}, Work{}, pointer<const int32_t>(from.labels),
+                                       lut.defined() ? pointer<const int32_t>(lut) : nullptr, pointer<int32_t>(out), from.height,
+                                       from.width, height, width, lut.defined() ? lut.size(1) : int64_t{0}, shift);
+  return out;
+}
+
+// Merges the regions of the cells to `wanted`: the table from cells to regions, and the regions' means.
+std::tuple<Tensor, Tensor> merge(const Plan& plan, const Tensor& labels, const Tensor& sums, const Tensor& model,
+                                 const Tensor& weights, int64_t wanted) {
+  const c10::Device device = labels.device();
+  const Cells& cells = plan.cells;
+  const int64_t batch = labels.size(0), count = cells.count();
+  const Tensor touching = new_tensor({batch, count}, at::kInt, device);
+  for_each_item<TouchingRegions, int32_t>(device, batch, count, 2 * cells.height * cells.width / count, cells,
+                                          pointer<const int32_t>(labels), pointer<uint32_t>(touching));
+  Tensor lut = new_tensor({batch, count}, at::kInt, device), merged = new_tensor({batch, wanted, kModel}, at::kLong, device);
+  const Tensor ends = new_tensor({batch, 3, kNeighbours * count}, at::kInt, device);
+  const Tensor costs = new_tensor({batch, kNeighbours * count}, at::kLong, device);
+  const MergeRegions<int32_t, 0> f{pointer<const uint32_t>(touching),
+                                   pointer<int64_t>(sums),
+                                   pointer<int64_t>(model),
+                                   pointer<int64_t>(merged),
+                                   pointer<int32_t>(lut),
+                                   pointer<int32_t>(ends),
+                                   pointer<int64_t>(costs),
+                                   pointer<const Weights>(weights),
+                                   count,
+                                   cells.columns,
+                                   wanted};
+  if (on_cuda(device)) {
+    const c10::DeviceGuard guard(device);
+    cuda::merge_regions(f, batch, current_stream(device));
+  } else {
+    host::parallel(batch, host::kGrainElements,
+                   [&](int64_t begin, int64_t end) { host::query_range_any<0>(f, 1, 1, begin, end); });
+  }
+  return {lut, merged};
+}
+
+template <class S>
+Tensor labels_of(const Tensor& image, int64_t wanted) {
+  const c10::Device device = image.device();
+  const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
+  const Plan plan = plan_of(height, width, wanted);
+  const Cells& cells = plan.cells;
+  const int64_t count = cells.count(), pixels = cells.height * cells.width;
+  const Tensor table = new_tensor({LabTable<int32_t, 0>::kSize}, at::kInt, device);
+  for_each_item<LabTable, int32_t>(device, 1, LabTable<int32_t, 0>::kSize, 4, pointer<int32_t>(table));
+  PictureLab<S> picture{image_view<const S>(image), pointer<const int32_t>(table), height, width, plan.level};
+
+  Regions r{new_tensor({batch, cells.height, cells.width}, at::kInt, device),
+            new_tensor({batch, count, kModel}, at::kLong, device), cells.height, cells.width, count};
+  const Rect all{batch, 0, cells.height, 0, cells.width};
+  const Tensor planes = new_tensor({batch, 3, cells.height, cells.width}, at::kInt, device);
+  for_each_pixel<LabPlanes<S>::template For, int32_t>(device, all, Work{1, int64_t{4} << (2 * plan.level)}, picture,
+                                                      pointer<int32_t>(planes));
+  for_each_pixel<StartCells, int32_t>(device, all, Work{}, cells, pointer<int32_t>(r.labels));
+  const Tensor sums = new_tensor({batch, count, kModel}, at::kLong, device);
+  const auto measure = [&] {
+    for_each_item<RegionModel, int32_t>(device, batch, count, 2 * pixels / count, cells, pointer<const int32_t>(r.labels),
+                                        pointer<const int32_t>(planes), pointer<int64_t>(sums), pointer<int64_t>(r.model));
+  };
+  measure();
+  const Tensor weights = new_tensor({batch, 3}, at::kLong, device);
+  const Weights usual{place_weight(cells, kCompactness, count), place_weight(cells, kMergeCompactness, wanted),
+                      kBorderCost * kLabUnits * kLabUnits};
+  for_each_item<PictureWeights, int64_t>(device, batch, int64_t{1}, 6 * count, cells, pointer<const int64_t>(r.model), usual,
+                                         pointer<Weights>(weights));
+  for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {
+    move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 4, cells, weights);
+    measure();
+  }
+  Tensor lut;
+  if (count > wanted) {
+    std::tie(lut, r.model) = merge(plan, r.labels, sums, r.model, weights, wanted);
+    r.count = wanted;
+  }
+  for (int level = std::max(plan.level - 1, 0); level >= 0; --level) {
+    const int64_t h = std::max<int64_t>(1, height >> level), w = std::max<int64_t>(1, width >> level);
+    r.labels = finer(r, lut, h, w, plan.level > 0 ? 1 : 0);
+    r.height = h, r.width = w;
+    lut = Tensor();
+    picture.level = level;
+    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 1, Cells{}, weights);
+  }
+  return r.labels;
+}
+
+std::tuple<Tensor, Tensor> superpixels(const Tensor& image, int64_t n) {
+  const char* op = "superpixels";
+  check_picture(op, "image", image);
+  TEXVLM_CHECK(n >= 1, op, "n", "at least 1", n);
+  int64_t wanted = n;
+  const Tensor labels = superpixel_labels(image, wanted);
+  return {labels.to(at::kLong), at::full({image.size(0)}, wanted, at::TensorOptions().dtype(at::kLong).device(image.device()))};
+}
+
+void check_labels(const char* op, const Tensor& labels, std::initializer_list<int64_t> sizes) {
+  check_shape(op, "labels", labels, "[B, H, W]", sizes);
+  check_dtype(op, "labels", labels, at::kLong, "");
+  check_levels(op, labels.size(1), labels.size(2), 1);
+}
+
+Tensor superpixel_channels(const Tensor& labels, int64_t n) {
+  const char* op = "superpixel_channels";
+  check_labels(op, labels, {-1, -1, -1});
+  TEXVLM_CHECK(n >= 1, op, "n", "at least 1", n);
+  const int64_t batch = labels.size(0), height = labels.size(1), width = labels.size(2);
+  const c10::Device device = labels.device();
+  const Tensor dense = labels.contiguous();
+  // CUDA: one table, many small blocks. Host: a table per band of rows, few enough that the tables stay small.
+  const bool shared = on_cuda(device);
+  const int64_t bands = std::clamp<int64_t>(std::min<int64_t>(height, height * width / (8 * n)), 1, 16);
+  const int64_t block_h = shared ? 1 : (height + bands - 1) / bands, block_w = shared ? 128 : width;
+  const int64_t rows = (height + block_h - 1) / block_h, columns = (width + block_w - 1) / block_w;
+  const int64_t tables = shared ? 1 : rows;
+  const Tensor sums = new_zeros({tables, batch, n, 3}, at::kLong, device);
+  for_each_item<RegionSums, int64_t>(device, batch, rows * columns, block_h * block_w, pointer<const int64_t>(dense),
+                                     pointer<int64_t>(sums), batch, height, width, n, block_h, block_w, columns, shared);
+  const Tensor shapes = new_tensor({batch, n, 4}, at::kFloat, device);
+  for_each_item<RegionShape, float>(device, batch, n, 4 * tables, pointer<const int64_t>(sums), pointer<float>(shapes), tables,
+                                    batch, n, height * width);
+  Tensor out = new_tensor({batch, 3, height, width}, at::kFloat, device);
+  for_each_pixel<RegionPlanes, float>(device, {batch, 0, height, 0, width}, Work{1, 3}, pointer<const int64_t>(dense),
+                                      pointer<const float>(shapes), pointer<float>(out), height, width, n);
+  return out;
+}
+
+Tensor boundaries(const Tensor& image, const Tensor& labels) {
+  const char* op = "boundaries";
+  check_picture(op, "image", image);
+  check_labels(op, labels, {image.size(0), image.size(2), image.size(3)});
+  check_same_device(op, "labels", labels, image);
+  const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
+  const c10::Device device = image.device();
+  const Tensor picture = readable(image), edge = edge_plane(luma_plane(picture)), threshold = edge_threshold(edge);
+  const Tensor dense = labels.contiguous();
+  Tensor out = new_tensor({batch, height, width}, at::kFloat, device);
+  dispatch_picture(picture, [&](auto tag) {
+    using A = Acc<typename decltype(tag)::type>;
+    for_each_pixel<ObjectBoundary<A>::template For, float>(device, {batch, 0, height, 0, width}, Work{1, 2},
+                                                           pointer<const int64_t>(dense), pointer<const A>(edge),
+                                                           pointer<const double>(threshold), pointer<float>(out), height, width);
+  });
+  return out;
+}
+
+}  // namespace
+
+Tensor superpixel_labels(const Tensor& image, int64_t& wanted) {
+  wanted = std::min(wanted, image.size(2) * image.size(3));
+  const Tensor picture = readable(image);
+  Tensor labels;
+  dispatch_picture(picture, [&](auto tag) { labels = labels_of<typename decltype(tag)::type>(picture, wanted); });
+  return labels;
+}
+
+#define TEXVLM_SUPERPIXEL_KERNELS                     \
+  m.impl("superpixels", superpixels);                 \
+  m.impl("superpixel_channels", superpixel_channels); \
+  m.impl("boundaries", boundaries)
+TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_SUPERPIXEL_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_SUPERPIXEL_KERNELS; }
+TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
+  m.impl("superpixels", torch::autograd::autogradNotImplementedFallback());
+  m.impl("superpixel_channels", torch::autograd::autogradNotImplementedFallback());
+  m.impl("boundaries", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace texvlm
