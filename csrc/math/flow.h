@@ -22,7 +22,7 @@ constexpr float kStillStep = 0.1f;        // a step shorter than this (pixels) e
 constexpr float kSearchRadius = 8.f;      // how far a patch may go from where it began, in pixels of its level
 constexpr float kNoise = 3.5e-5f;         // variance of luma that is not motion: (1.5 / 255)^2
 constexpr float kLeastCurvature = 5e-6f;  // added to the normal matrix: texture below the noise does not move a patch
-constexpr float kApart = 0.25f;           // a coarse node's flow is a candidate of its own when it differs by this much
+constexpr float kApart = 0.5f;            // a coarse node's flow is a candidate of its own when it differs by this much
 
 constexpr float kOcclusionShare = 0.01f, kOcclusionFloor = 0.5f;  // |f + b|^2 > share (|f|^2 + |b|^2) + floor, as in UnFlow
 
@@ -61,8 +61,21 @@ TEXVLM_HD Eight eight(float value) {
   for (int i = 0; i < kPatch; ++i) v[i] = value;
   return v;
 }
-// In one fixed order, so that all devices agree.
-TEXVLM_HD float sum(const Eight& v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+// The sums of four, each in one fixed order, so that all devices agree.
+TEXVLM_HD void sums(const Eight& a, const Eight& b, const Eight& c, const Eight& d, float* out) {
+#if defined(TEXVLM_HAS_LANES) && (defined(__clang__) || __GNUC__ >= 12)
+  using Four = Lanes<float, 4>;
+  Four p = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  Four q = __builtin_shufflevector(b, b, 0, 1, 2, 3) + __builtin_shufflevector(b, b, 4, 5, 6, 7);
+  Four r = __builtin_shufflevector(c, c, 0, 1, 2, 3) + __builtin_shufflevector(c, c, 4, 5, 6, 7);
+  Four s = __builtin_shufflevector(d, d, 0, 1, 2, 3) + __builtin_shufflevector(d, d, 4, 5, 6, 7);
+  transpose<float>(p, q, r, s);
+  store_lanes<float, 4>(out, (p + r) + (q + s));
+#else
+  const auto sum = [](const Eight& v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); };
+  out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
+#endif
+}
 
 // One level of one picture.
 struct LumaLevel {
@@ -117,10 +130,13 @@ struct FlowPatch {
       sxx = sxx + dx[i] * dx[i], sxy = sxy + dx[i] * dy[i], syy = syy + dy[i] * dy[i];
     }
     constexpr float each = 1.f / (kPatch * kPatch);
-    sum_dx = sum(sx) * each, sum_dy = sum(sy) * each;
-    xx = sum(sxx) - sum(sx) * sum_dx;
-    xy = sum(sxy) - sum(sx) * sum_dy;
-    yy = sum(syy) - sum(sy) * sum_dy;
+    float total[4], last[4];
+    sums(sx, sy, sxx, sxy, total);
+    sums(syy, syy, syy, syy, last);
+    sum_dx = total[0] * each, sum_dy = total[1] * each;
+    xx = total[2] - total[0] * sum_dx;
+    xy = total[3] - total[0] * sum_dy;
+    yy = last[0] - total[1] * sum_dy;
   }
 };
 
@@ -145,10 +161,11 @@ struct FlowFit {
       s = s + r, ss = ss + r * r, sx = sx + patch.dx[i] * r, sy = sy + patch.dy[i] * r;
       above = below;
     }
-    const float total = sum(s);
-    error = sum(ss) - total * total * (1.f / (kPatch * kPatch));
-    bx = sum(sx) - total * patch.sum_dx;
-    by = sum(sy) - total * patch.sum_dy;
+    float total[4];
+    sums(s, ss, sx, sy, total);
+    error = total[1] - total[0] * total[0] * (1.f / (kPatch * kPatch));
+    bx = total[2] - total[0] * patch.sum_dx;
+    by = total[3] - total[0] * patch.sum_dy;
   }
 };
 
@@ -211,7 +228,7 @@ struct FlowSearch {
       const float first_u = u, first_v = v;
       float least = -1.f;
       const int64_t first = direction * coarse.nodes();
-      for (int k = 0; k < 9; ++k) {
+      for (int k = 1; k < 9; k += 2) {  // above, left, right, below
         const int ci = clamp(place.near_y + k / 3 - 1, 0, coarse.rows - 1),
                   cj = clamp(place.near_x + k % 3 - 1, 0, coarse.columns - 1);
         const int64_t c = first + static_cast<int64_t>(ci) * coarse.columns + cj;

@@ -8,12 +8,14 @@ def shifted(h, w, batch=1, move=(1, 2), dtype=None, finest=None):
     """Two crops of one smooth random picture."""
 
     def make(texels, g):
+        if batch == 0:
+            return torch.zeros(0, 3, h, w, dtype=texels), torch.zeros(0, 3, h, w, dtype=texels), finest
         coarse = rand(g, batch, 3, h // 5 + 3, w // 5 + 3, dtype=torch.float64)
-        wide = interpolate(coarse, (h + 8, w + 8), mode="bicubic").clamp(0, 1) if batch else torch.zeros(0, 3, h + 8, w + 8)
+        wide = interpolate(coarse, (h + 8, w + 8), mode="bicubic").clamp(0, 1)
         previous, current = wide[..., 4 : 4 + h, 4 : 4 + w], wide[..., 4 - move[0] :, 4 - move[1] :][..., :h, :w]
         if dtype == torch.uint8:
             return (previous * 255).to(dtype), (current * 255).to(dtype), finest
-        return previous.to(texels).contiguous(), current.to(texels).contiguous(), finest
+        return previous.to(texels), current.to(texels), finest
 
     return make
 

@@ -33,7 +33,7 @@ NOISE = 3.5e-5
 LEAST_CURVATURE = 5e-6
 """Added to the diagonal of the normal matrix."""
 
-APART = 0.25
+APART = 0.5
 """A neighbour's flow is tried when it differs by at least this many pixels from the first and from the best one."""
 
 
@@ -117,7 +117,7 @@ def begin(patches: Patches, target: Tensor, prior: Tensor, y: Tensor, x: Tensor)
     place_y, place_x = ((p * n - 0.5) for p, n in ((y, rows), (x, columns)))
     # Half-way, and beyond the border, the nearest node is the one before: the weight of the next must be larger.
     near_y, near_x = ((p - 0.5).ceil().clamp(0, n - 1) for p, n in ((place_y, rows), (place_x, columns)))
-    for k in range(9):
+    for k in range(1, 9, 2):  # above, left, right, below
         at = (near_y + k // 3 - 1).clamp(0, rows - 1).long() * columns + (near_x + k % 3 - 1).clamp(0, columns - 1).long()
         cu, cv = (plane.flatten(1).gather(1, at) for plane in prior)
         apart = torch.minimum((cu - first_u) ** 2 + (cv - first_v) ** 2, (cu - u) ** 2 + (cv - v) ** 2) >= APART**2
