@@ -144,7 +144,7 @@ def text_regions(image: Tensor, weights: Tensor | None = None) -> Tensor:
     features = text_features(image.detach())
     weights = trained_weights() if weights is None else weights
     score = torch.sigmoid(text_logits(compressed(features), weights.to(features)))
-    edge = F.max_pool2d(features[:, 0] + features[:, 1], 3, stride=1, padding=1)
+    edge = F.max_pool2d(features[:, :1] + features[:, 1:2], 3, stride=1, padding=1)[:, 0]
     score = score * (edge / (edge + QUIET))
     height, width = image.shape[2:]
     full = upsample(score[..., None], CELL * score.shape[1], CELL * score.shape[2])[..., 0]
