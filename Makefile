@@ -30,6 +30,7 @@ SITE = $$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 SAY  := printf '==> %s\n'
 
 CPP     := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh' \))
+FORMATTED := $(wildcard tests/cpp/*.cpp tests/shim/*.h tests/shim/*.cpp tests/shim/*/*.cu texvlm/include/texvlm/*.h)
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
 .PHONY: help setup build demo test test-cuda-build sanitize kernels bench gpu-verify lint fmt clean
@@ -70,11 +71,11 @@ lint: $(VENV)/.extra-dev ## ruff, mypy, clang-format: report only
 	@failed=0; \
 	$(SAY) "ruff";         ruff check . && ruff format --check . || failed=1; \
 	$(SAY) "mypy";         mypy || failed=1; \
-	$(SAY) "clang-format"; clang-format --dry-run -Werror $(CPP) || failed=1; \
+	$(SAY) "clang-format"; clang-format --dry-run -Werror $(CPP) $(FORMATTED) || failed=1; \
 	exit $$failed
 
 fmt: $(VENV)/.extra-dev ## ruff and clang-format: mend in place
-	@ruff check --fix-only . ; ruff format . ; clang-format -i $(CPP)
+	@ruff check --fix-only . ; ruff format . ; clang-format -i $(CPP) $(FORMATTED)
 
 clean: ## remove what was built (the environment stays; rm -rf .venv removes that too)
 	@rm -rf build dist *.egg-info texvlm/*.so texvlm/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
