@@ -93,13 +93,26 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
       for_each_item<true>(device, 2 * batch, rows * columns, kPatch * kPatch * 16, search);
       const Tensor turns = new_tensor({2, 2, 2 * batch, rows, columns}, at::kFloat, device);  // the steps alternate
       const float *u = out.u, *v = out.v;
-      for (int step = 0; step < pass.steps; ++step) {
-        float* const to_u = pointer<float>(turns) + step % 2 * turns.stride(0);
-        float* const to_v = to_u + turns.stride(1);
-        for_each_pixel<FlowSmooth, float>(device, {2 * batch, 0, rows, 0, columns}, Work{1, 16}, out, u, v, to_u, to_v,
-                                          pass.smoothness, pass.softness);
-        u = to_u, v = to_v;
+      const auto step = [&](int k) {
+        float* const to_u = pointer<float>(turns) + k % 2 * turns.stride(0);
+        return FlowSmooth<float, 0>{out,
+                                    k ? pointer<float>(turns) + (k + 1) % 2 * turns.stride(0) : u,
+                                    k ? pointer<float>(turns) + (k + 1) % 2 * turns.stride(0) + turns.stride(1) : v,
+                                    to_u,
+                                    to_u + turns.stride(1),
+                                    pass.smoothness,
+                                    pass.softness};
+      };
+      const Rect nodes{2 * batch, 0, rows, 0, columns};
+      if (on_cuda(device)) {
+        for (int k = 0; k < pass.steps; ++k) for_each_pixel<FlowSmooth, float>(device, nodes, Work{1, 16}, step(k));
+      } else {  // all steps of a direction by one thread: they are short, and waiting for each other costs more
+        host::parallel(2 * batch, rows * columns * 16, [&](int64_t begin, int64_t end) {
+          for (int k = 0; k < pass.steps; ++k)
+            host::texel_rows_any<0, true>(step(k), nodes, int64_t{1}, begin * rows, end * rows);
+        });
       }
+      u = step(pass.steps).from_u, v = step(pass.steps).from_v;
       smooth = turns;
       search.coarse = out;
       search.coarse.u = const_cast<float*>(u), search.coarse.v = const_cast<float*>(v);
