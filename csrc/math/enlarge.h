@@ -3,6 +3,8 @@
 // Texel centres lie at (i + 0.5) / n on both; beyond the outermost centres the outermost texels continue.
 #pragma once
 
+#include <type_traits>
+
 #include "luma.h"
 
 namespace texvlm {
@@ -38,8 +40,6 @@ struct Enlarged {
   TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int n, A* TEXVLM_RESTRICT out) const {
     const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h);
     const A *TEXVLM_RESTRICT p = plane + (b * h + ty.i0) * w, *TEXVLM_RESTRICT q = plane + (b * h + ty.i1) * w;
-    const int64_t each = width / w;
-    if (w * each == width && (each & (each - 1)) == 0) return run_even(ty, p, q, x, n, each, out);
     const double ratio = static_cast<double>(w) / static_cast<double>(width);
     const int first = static_cast<int>(x);
     const int last = static_cast<int>(w) - 1;
@@ -57,20 +57,27 @@ struct Enlarged {
     }
   }
 
-  // Columns of which each stands for a power of two of pixels: between two centres the weights are multiples of 1 / each, so no
-  // texel has to be looked up. The same numbers as those of run(), as all positions are exact.
+  // Whether each column stands for a power of two of pixels: between two centres the weights are then multiples of 1 / that, and
+  // no texel has to be looked up.
+  TEXVLM_HD bool even() const {
+    const int64_t each = width / w;
+    return w * each == width && (each & (each - 1)) == 0;
+  }
+  // The same numbers as those of run(), as all positions are exact; any n.
   static constexpr int kPiece = 8;
-  TEXVLM_HD void run_even(const AxisEnlarge<A>& ty, const A* TEXVLM_RESTRICT p, const A* TEXVLM_RESTRICT q, int64_t x, int n,
-                          int64_t each, A* TEXVLM_RESTRICT out) const {
+  TEXVLM_HD void run_even(int64_t b, int64_t y, int64_t x, int64_t n, A* TEXVLM_RESTRICT out) const {
+    const int64_t each = width / w;
+    const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h);
+    const A *TEXVLM_RESTRICT p = plane + (b * h + ty.i0) * w, *TEXVLM_RESTRICT q = plane + (b * h + ty.i1) * w;
     const A over = A(1) / static_cast<A>(2 * each);
     int shift = 1;
     while ((int64_t{1} << shift) < 2 * each) ++shift;
-    for (int j = 0; j < n;) {
+    for (int64_t j = 0; j < n;) {
       const int64_t half = 2 * (x + j) + 1 + each;  // position from the centre before the first one, in half pixels
       const int64_t column = (half >> shift) - 1, first = half & (2 * each - 1);
       const int64_t l = maximum<int64_t>(column, 0), r = minimum<int64_t>(column + 1, w - 1);
       const A left = ty.w0 * p[l] + ty.w1 * q[l], right = ty.w0 * p[r] + ty.w1 * q[r];
-      const int count = static_cast<int>(minimum<int64_t>(n - j, (2 * each - first + 1) / 2));
+      const int count = static_cast<int>(minimum(n - j, (2 * each - first + 1) / 2));
       A weight = static_cast<A>(static_cast<int>(first)) * over;
       int i = 0;
       for (; i + kPiece <= count; i += kPiece, weight += A(2 * kPiece) * over)
@@ -93,6 +100,9 @@ struct EnlargePlane {
     out[(b * from.height + y) * from.width + x] = static_cast<T>(from.at(b, y, x));
   }
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    if constexpr (std::is_same_v<T, Acc<T>>) {
+      if (from.even()) return from.run_even(b, y, x0, x1 - x0, out + (b * from.height + y) * from.width + x0);
+    }
     for (int64_t x = x0; x < x1; x += kRun) {
       const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
       Acc<T> v[kRun];

@@ -227,11 +227,23 @@ struct SaliencePlanes {
     const int64_t h = features.levels.height[level], w = features.levels.width[level];
     const T *TEXVLM_RESTRICT red = line(b, 0, y), *TEXVLM_RESTRICT green = line(b, 1, y), *TEXVLM_RESTRICT blue = line(b, 2, y);
     T *TEXVLM_RESTRICT l = out + (b * kFeatures * h + y) * w, *TEXVLM_RESTRICT p = l + h * w, *TEXVLM_RESTRICT q = p + h * w;
-    for (int64_t x = x0; x < x1; ++x) {
-      const Triple<T> lab = lab_of(red[x], green[x], blue[x]);
-      l[x] = lab.v[0];
-      p[x] = lab.v[1];
-      q[x] = lab.v[2];
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      T v[3][kRun];
+      for (int j = 0; j < n; ++j) {
+        v[0][j] = red[x + j];
+        v[1][j] = green[x + j];
+        v[2][j] = blue[x + j];
+      }
+      for (int j = 0; j < n; ++j) {
+        const Triple<T> lab = lab_of(v[0][j], v[1][j], v[2][j]);
+        for (int c = 0; c < 3; ++c) v[c][j] = lab.v[c];
+      }
+      for (int j = 0; j < n; ++j) {
+        l[x + j] = v[0][j];
+        p[x + j] = v[1][j];
+        q[x + j] = v[2][j];
+      }
     }
     for (int k = 3; k < kFeatures; ++k) {
       const T* TEXVLM_RESTRICT from = line(b, k, y);

@@ -310,6 +310,9 @@ struct TextPixels {
     out[(b * height + y) * width + x] = static_cast<T>(from.at(b, y, x));
   }
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    if constexpr (std::is_same_v<T, Acc<T>>) {
+      if (from.even()) return from.run_even(b, y, x0, x1 - x0, out + (b * height + y) * width + x0);
+    }
     for (int64_t x = x0; x < x1; x += kRun) {
       const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
       Acc<T> v[kRun];
