@@ -17,6 +17,7 @@ __global__ void scatter(Sink sink, const int* places, const float* values, int c
   const bool live = i < count && places[i] >= 0;
   float value[4] = {};
   for (int w = 0; w < 4; ++w) value[w] = live ? values[i] * static_cast<float>(w + 1) : 0.0f;
+  sink.start();
   sink.add(live, live ? 4 * int64_t{places[i]} : 0, value);
 }
 
