@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(MergeRegions<int32
 }  // namespace
 
 void merge_regions(const MergeRegions<int32_t, 0>& merge, int64_t batch, void* stream) {
+  if (batch <= 0) return;
   launch(merge_kernel, dim3(at_most(batch, 1 << 20)), dim3(kMergeThreads), 0, stream, merge, batch);
 }
 
