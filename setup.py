@@ -177,13 +177,16 @@ class Build(cpp_extension.BuildExtension):
         path = super().get_ext_filename(ext_name)
         return os.path.join(os.path.dirname(path), "libtexvlm.so") if ext_name.endswith("libtexvlm") else path
 
+    def copy_extensions_to_source(self) -> None:
+        """In place, the library gets its folder."""
+        (ROOT / "texvlm" / "lib").mkdir(exist_ok=True)
+        super().copy_extensions_to_source()
+
     def build_extensions(self) -> None:
         """Builds with MAX_JOBS set."""
         if "MAX_JOBS" not in os.environ:
             pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
             os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))
-        if self.inplace:
-            (ROOT / "texvlm" / "lib").mkdir(exist_ok=True)
         self.extensions[1].library_dirs.append(os.path.join(self.build_lib, "texvlm", "lib"))
         super().build_extensions()
 
