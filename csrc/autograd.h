@@ -36,10 +36,11 @@ c10::TypedOperatorHandle<Signature> op_handle(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// Whether Function::apply must run. It must also run for forward-mode tangents and inside functorch transforms, because it
-// raises there: skipping it would make jvp return zeros in silence.
+// Whether Function::apply must run. It must also run for forward-mode tangents, because it raises there: skipping it would make
+// jvp return zeros in silence. Inside functorch transforms this raises, as apply would; what functorch leaves behind once it has
+// been used does not count.
 inline bool records(std::initializer_list<const Tensor*> inputs) {
-  if (at::functorch::functorchTLSAccessor() != nullptr) return true;
+  if (const auto& transforms = at::functorch::functorchTLSAccessor()) transforms->checkSupportsCppAutogradFunction();
   const bool grad_mode = c10::GradMode::is_enabled();
   for (const Tensor* t : inputs) {
     if (!t->defined()) continue;

@@ -267,7 +267,9 @@ texture.sample(torch.rand(1, 4, 2, device="{device}"), 0.5)
 texvlm.kept = torch.classes.texvlm.HardwareTexture(texture.data, 16, 16, ["mean"], texture.levels)
 print(texvlm.texture_cache_stats()["arrays"])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    here = Path(texvlm.__file__).parents[1]  # the same build, not the one of the working folder
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr.strip()) == (0, "1", "")
 
 

@@ -132,3 +132,14 @@ def test_meta_tensors_give_shapes_without_work() -> None:
     data = ops.generate_mipmaps(torch.empty(2, 40, 40000, 40000, device="meta"), ["mean"], 16)
     assert data.shape == (2, texvlm.pyramid.texel_count(40000, 40000, 16), 40)
     assert data.numel() > 2**36
+
+
+def test_functorch_used_before_changes_nothing() -> None:
+    """Its traces in the thread are no transform: without gradients nothing is recorded."""
+    torch.func.vmap(lambda x: x + 1)(torch.zeros(2))
+    uv = torch.rand(1, 3, 2, requires_grad=True)
+    with torch.no_grad():
+        assert not texvlm.sample_lod(texvlm.Texture(torch.rand(1, 4, 4)), uv).requires_grad
+    handle = torch.rand(1, 1, 4, 4, requires_grad=True)
+    with torch.no_grad():
+        assert texvlm.generate_mipmaps(handle).data.grad_fn is None
