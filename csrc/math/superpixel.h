@@ -129,7 +129,7 @@ struct LabPlanes {
       const int64_t w = lab.columns(), y0 = y << level, y1 = y + 1 == lab.rows() ? lab.height : (y + 1) << level;
       int64_t x = x0;
       const int64_t whole = lab.width % side ? minimum(x1, w - 1) : x1;  // the columns that hold `side` pixels
-      for (; side <= kChunk && lab.image.stride_x == 1 && lab.width >= side && x < whole;) {
+      for (; side <= kChunk && lab.width >= side && x < whole;) {
         const int cells = static_cast<int>(minimum<int64_t>(kChunk >> level, whole - x)), n = cells << level;
         const int64_t pixels = (y1 - y0) << level;
         int32_t mean[3][kChunk];
@@ -138,7 +138,12 @@ struct LabPlanes {
           for (int j = 0; j < n; ++j) column[j] = 0;
           for (int64_t v = y0; v < y1; ++v) {
             const S* TEXVLM_RESTRICT p = &lab.image.at(b, c, v, x << level);
-            for (int j = 0; j < n; ++j) column[j] += quantised(p[j]);
+            const int64_t stride = lab.image.stride_x;
+            if (stride == 1) {
+              for (int j = 0; j < n; ++j) column[j] += quantised(p[j]);
+            } else {
+              for (int j = 0; j < n; ++j) column[j] += quantised(p[j * stride]);
+            }
           }
           for (int j = 0; j < cells; ++j) {
             int64_t sum = 0;
