@@ -29,6 +29,7 @@ LEFT_OUT = (
     "export",
     "loader",
     "fork",
+    "gpu_script",
 )
 # Under emulation also what says nothing about kernels, and what is about the CPU's own loops and memory.
 LEFT_OUT_EMULATED = (
@@ -38,6 +39,9 @@ LEFT_OUT_EMULATED = (
     "second_derivatives",
     "functorch",
     "bad_input",
+    "embedding",  # nothing of ours is under these
+    "providers",
+    "cpp",
     "source",
     "torch.py",
     "cache_of_output_memory",
