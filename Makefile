@@ -58,7 +58,7 @@ test-cuda-build: ## all tests on a build beside the CUDA flavour of torch: a cop
 kernels: ## every CUDA kernel, compiled for every supported card (make kernels ARCHS="75 90")
 	@mkdir -p build/kernels; command -v nvcc > /dev/null || { echo "kernels: no nvcc on PATH, nothing compiled"; exit 0; }; \
 	$(SAY) "nvcc for sm_$$(echo $(ARCHS) | sed 's/ / sm_/g')"; printf '%s\n' csrc/cuda/*.cu | xargs -P "$$(nproc)" -I SOURCE sh -c \
-	  'nvcc -std=c++17 -O3 -fmad=false --threads 2 $(foreach arch,$(ARCHS),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
+	  'nvcc -std=c++17 -O3 -fmad=false --threads 2 -DTEXVLM_WITH_CUDA $(foreach arch,$(ARCHS),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
 	   -c SOURCE -o build/kernels/$$(basename SOURCE .cu).o && echo "  SOURCE"'
 
 bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid")

@@ -61,6 +61,7 @@ def deterministic() -> Iterator[None]:
 
 # What may be skipped, and why; any other skip fails the run.
 ALLOWED_SKIPS = (
+    "the CUDA toolkit has no nvrtc",
     "no CUDA device",
     "no second GPU",
     "the sanitizers are set up for gcc",
