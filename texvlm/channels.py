@@ -73,7 +73,8 @@ MINIMAL: tuple[int, ...] = (*range(12), 34)
 
 _BY_NAME = {channel.name: channel.index for channel in CHANNELS}
 _EMBEDDING = tuple(_BY_NAME[f"embedding_{i}"] for i in range(AXES))
-_CLUSTERS = tuple(_BY_NAME[name] for name in ("cluster", "cluster_distance", "cluster_size"))
+_CLUSTERS = ("cluster", "cluster_distance", "cluster_size")
+_PREVIOUS = ("previous_relevance", "previous_saliency")
 _FORMULAS = {**dict.fromkeys(range(7), "picture"), 9: "position", 10: "position", 34: "picture"}
 
 
@@ -167,7 +168,7 @@ def build_channels(
     if before is not None and before.dtype != picture.dtype:
         picture = _as_float(picture)
     sources = _Sources(picture, indices, dict(given or {}))
-    motion_field = _flow(flow, picture, before, channels is None or bool(sources.carried(previous, fixations, gaze)))
+    motion_field = _flow(flow, picture, before, channels is None or sources.carries(previous))
     if before is not None and motion_field is not None and sources.wants("motion", "saliency"):
         picture, before = _as_float(picture), _along(_as_float(before), motion_field)
         sources.picture = picture
@@ -214,12 +215,8 @@ def _previous_picture(previous: ImageLike | Texture | None, picture: Tensor) -> 
         raise ValueError(f"previous must be on {picture.device} as the picture is, got {previous.data.device}")
     if not {"red", "green", "blue"} <= set(previous.names or ()):
         raise ValueError("previous must be a texture with the channels red, green and blue, or a picture")
-    return _channels_of(previous, "red", "green", "blue").to(_as_float(picture[:0]).dtype)
-
-
-def _channels_of(texture: Texture, *names: str) -> Tensor:
-    """Level 0 of channels, [B, n, H, W]."""
-    return torch.stack([texture.level(0)[:, texture.index(name)] for name in names], 1)
+    planes = [previous.level(0)[:, previous.index(name)] for name in ("red", "green", "blue")]
+    return torch.stack(planes, 1).to(_as_float(picture[:0]).dtype)
 
 
 def _flow(
@@ -265,7 +262,7 @@ class _Sources:
         self.ids: list[int] = []
         self.notes: dict[int, str] = {}
         for name in given:
-            if name not in ("embedding", "cluster", "previous_relevance", "previous_saliency"):
+            if name not in ("embedding", "cluster", *_PREVIOUS):
                 self._add((_BY_NAME[name],), given[name][:, None], "given")
 
     def wants(self, *names: str) -> bool:
@@ -282,12 +279,10 @@ class _Sources:
         self.ids += ids
         self.notes |= dict.fromkeys(ids, note)
 
-    def carried(self, previous: object, fixations: object, gaze: object) -> list[str]:
-        """The wanted channels that are moved along the flow."""
-        texture = isinstance(previous, Texture)
-        names = [name for name in ("previous_relevance", "previous_saliency") if texture or name in self.given]
-        names += ["fixation_history"] * texture + ["gaze_history"] * texture
-        return [name for name in names if _BY_NAME[name] in self.indices]
+    def carries(self, previous: object) -> bool:
+        """Whether a wanted channel is to be moved along the flow."""
+        wanted = {name for name in (*_PREVIOUS, "fixation_history", "gaze_history") if _BY_NAME[name] in self.indices}
+        return bool(wanted) if isinstance(previous, Texture) else not wanted.isdisjoint({*_PREVIOUS} & set(self.given))
 
     def histories(
         self, previous: object, field: tuple[Tensor, Tensor | None] | None, fixations: Tensor | None, gaze: Tensor | None
@@ -296,27 +291,24 @@ class _Sources:
         texture = previous if isinstance(previous, Texture) else None
         moved = ", moved along the flow" if field else ""
 
-        def old(name: str) -> Tensor | None:
-            there = (
+        def has(name: str) -> bool:
+            return (
                 texture is not None and name in (texture.names or ()) and not str(texture.meta.get(name, "")).startswith("absent")
             )
-            return _channels_of(texture, name)[:, 0] if there and texture is not None else None
 
-        for name, source in (("previous_relevance", "relevance"), ("previous_saliency", "saliency")):
+        def old(name: str) -> Tensor | None:
+            return texture.level(0)[:, texture.index(name)] if texture is not None and has(name) else None
+
+        for name in _PREVIOUS:
             if _BY_NAME[name] not in self.indices:
                 continue
-            plane, note = self.given.get(name), "given"
-            if plane is None and source == "saliency":
-                plane, note = old("saliency"), "saliency of the previous texture"
-            if (
-                plane is None
-                and source == "relevance"
-                and texture is not None
-                and "query_vector" in texture.meta
-                and old("embedding_0") is not None
-            ):
+            if name in self.given:
+                plane, note = self.given[name], "given"
+            elif name == "previous_saliency" and (saliency := old("saliency")) is not None:
+                plane, note = saliency, "saliency of the previous texture"
+            elif name == "previous_relevance" and texture is not None and has("embedding_0") and "query_vector" in texture.meta:
                 plane, note = relevance(texture), "relevance of the previous texture to its query"
-            if plane is None:
+            else:
                 self.notes[_BY_NAME[name]] = "absent: not given, and no previous texture that has it"
                 continue
             plane = plane[:, None] if plane.is_floating_point() else plane[:, None].float()
@@ -326,9 +318,9 @@ class _Sources:
 
         height, width = self.picture.shape[2:]
         for name, points, build in (("fixation_history", fixations, fixation_history), ("gaze_history", gaze, gaze_history)):
-            before = old(name)
             if not self.wants(name):
                 continue
+            before = old(name)
             if points is None and before is None:
                 self.notes[_BY_NAME[name]] = f"absent: no {'fixations' if name == 'fixation_history' else 'gaze'} given"
                 continue
@@ -344,9 +336,9 @@ class _Sources:
 
     def clusters(self, n: int) -> None:
         """12, 13, 14 and 38."""
-        if not self.wants("cluster", "cluster_distance", "cluster_size", "boundary") and not (
-            "cluster" in self.given and self.indices & {12}
-        ):
+        # given labels are no plane of channel 12 yet
+        ids = [_BY_NAME[name] for name in _CLUSTERS if name == "cluster" or name not in self.given]
+        if not self.indices & set(ids) and not self.wants("boundary"):
             return
         picture = self.picture.detach()
         if "cluster" in self.given:
@@ -358,14 +350,9 @@ class _Sources:
             n = int(labels.max()) + 1 if labels.numel() else 1
         else:
             labels, note = superpixels(picture, n)[0], f"superpixels, n = {n}"
-        if self.indices & set(_CLUSTERS):
+        if self.indices & set(ids):
             planes = superpixel_channels(labels, n)
-            left = [
-                i
-                for i, name in enumerate(("cluster", "cluster_distance", "cluster_size"))
-                if name == "cluster" or name not in self.given
-            ]
-            self._add([_CLUSTERS[i] for i in left], planes[:, left] if len(left) < len(_CLUSTERS) else planes, note)
+            self._add(ids, planes if len(ids) == len(_CLUSTERS) else planes[:, [i - _BY_NAME["cluster"] for i in ids]], note)
         if self.wants("boundary"):
             self._add((_BY_NAME["boundary"],), boundaries(picture, labels=labels)[:, None], f"{note} and edges")
 

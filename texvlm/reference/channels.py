@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .distance import distance_transform
+from .history import enlarge as bilinear
 from .pyramid import generate_mipmaps
 from .salience import EDGE_SCALE, edge, luma, motion, replicate, rgb_planes, saliency, sobel, sqrt0
 
@@ -116,7 +116,7 @@ def enlarge(plane: Tensor, height: int, width: int, nearest: bool = False) -> Te
             for fine, coarse in zip((height, width), plane.shape[1:], strict=True)
         )
         return plane[:, rows[:, None], columns]
-    return F.interpolate(plane[:, None], (height, width), mode="bilinear", align_corners=False)[:, 0]
+    return bilinear(plane, height, width)
 
 
 def build_channels(

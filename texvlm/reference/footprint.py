@@ -117,6 +117,23 @@ def sample_grad(
     Source: Direct3D 11.3 functional specification, section 7.18.11 (LOD calculations), with singular vectors
     in place of its ellipse transform.
     """
+    return sample_grad_with(Sampler, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address)
+
+
+def sample_grad_with(
+    kind: type[Sampler],
+    data: Tensor,
+    uv: Tensor,
+    ddx: Tensor,
+    ddy: Tensor,
+    height: int,
+    width: int,
+    reducer: Sequence[str],
+    levels: int,
+    max_anisotropy: int,
+    address: str,
+) -> Tensor:
+    """Return what `sample_grad` does, by a sampler of this kind."""
     if max_anisotropy < 1:
         raise ValueError(f"max_anisotropy must be at least 1, got {max_anisotropy}")
     dtype = compute_dtype(data.dtype)
@@ -127,7 +144,7 @@ def sample_grad(
     axis = axis / torch.tensor([width, height], dtype=dtype, device=uv.device)
 
     def smooth(texels: Tensor) -> Tensor:
-        sampler = Sampler(texels, height, width, levels, address)
+        sampler = kind(texels, height, width, levels, address)
         total = torch.zeros((), dtype=dtype, device=uv.device)
         for i in range(int(taps.max()) if taps.numel() else 1):
             along = torch.where(i < taps, (i + 0.5) / taps.to(dtype) - 0.5, 0)
@@ -136,7 +153,7 @@ def sample_grad(
         return total / taps.to(dtype)[..., None]
 
     def mode(texels: Tensor) -> Tensor:
-        sampler = Sampler(texels, height, width, levels, address)
+        sampler = kind(texels, height, width, levels, address)
         return sampler.nearest(sampler.nearest_level(lod), uv)
 
     value = smooth_or_mode(data, reducer, smooth, mode)

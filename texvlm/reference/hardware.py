@@ -78,24 +78,9 @@ def sample_lod_hardware(
     exact = sample.sample_lod(data, uv, lod, height, width, reducer, levels, filter, address)
     if filter == "nearest":
         return exact
-    dtype = sample.compute_dtype(data.dtype)
-    place = uv.detach().to(dtype)
-    level = torch.as_tensor(lod, dtype=dtype, device=uv.device).detach().expand(uv.shape[:2])
-    finite = place.isfinite().all(-1) & level.isfinite()
-    place, level = torch.where(finite[..., None], place, 0.5), torch.where(finite, level, 0)
-
-    def smooth(texels: Tensor) -> Tensor:
-        sampler = HardwareSampler(texels, height, width, levels, address)
-        if filter == "bilinear":
-            return sampler.bilinear(sampler.nearest_level(level), place)
-        return sampler.trilinear(level, place)
-
-    def mode(texels: Tensor) -> Tensor:
-        sampler = HardwareSampler(texels, height, width, levels, address)
-        return sampler.nearest(sampler.nearest_level(level), place)
-
-    value = sample.smooth_or_mode(data.detach(), reducer, smooth, mode)
-    return _with_gradients_of(exact, torch.where(finite[..., None], value, torch.nan).to(data.dtype))
+    level = lod.detach() if isinstance(lod, Tensor) else lod
+    args = (data.detach(), uv.detach(), level, height, width, reducer, levels, filter, address)
+    return _with_gradients_of(exact, sample.sample_with(HardwareSampler, *args))
 
 
 def sample_grad_hardware(
@@ -129,24 +114,5 @@ def sample_grad_hardware(
         where, is not documented. Gradients are those of `sample_grad`.
     """
     exact = footprint.sample_grad(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address)
-    dtype = sample.compute_dtype(data.dtype)
-    uv, ddx, ddy = (t.detach().to(dtype) for t in (uv, ddx, ddy))
-    finite = torch.cat([uv, ddx, ddy], dim=-1).isfinite().all(-1, keepdim=True)
-    uv, ddx, ddy = torch.where(finite, uv, 0.5), torch.where(finite, ddx, 0), torch.where(finite, ddy, 0)
-    lod, taps, axis = footprint.footprint_taps(ddx, ddy, height, width, levels, max_anisotropy)
-    axis = axis / torch.tensor([width, height], dtype=dtype, device=uv.device)
-
-    def smooth(texels: Tensor) -> Tensor:
-        sampler = HardwareSampler(texels, height, width, levels, address)
-        total = torch.zeros((), dtype=dtype, device=uv.device)
-        for i in range(max_anisotropy):
-            along = (i + 0.5) / taps.to(dtype) - 0.5
-            total = total + torch.where((i < taps)[..., None], sampler.trilinear(lod, uv + along[..., None] * axis), 0)
-        return total / taps.to(dtype)[..., None]
-
-    def mode(texels: Tensor) -> Tensor:
-        sampler = HardwareSampler(texels, height, width, levels, address)
-        return sampler.nearest(sampler.nearest_level(lod), uv)
-
-    value = sample.smooth_or_mode(data.detach(), reducer, smooth, mode)
-    return _with_gradients_of(exact, torch.where(finite, value, torch.nan).to(data.dtype))
+    args = (data.detach(), uv.detach(), ddx.detach(), ddy.detach(), height, width, reducer, levels, max_anisotropy, address)
+    return _with_gradients_of(exact, footprint.sample_grad_with(HardwareSampler, *args))

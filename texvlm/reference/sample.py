@@ -157,6 +157,22 @@ def sample_lod(
 
     Source: OpenGL 4.6 specification, section 8.14 (texture minification).
     """
+    return sample_with(Sampler, data, uv, lod, height, width, reducer, levels, filter, address)
+
+
+def sample_with(
+    kind: type[Sampler],
+    data: Tensor,
+    uv: Tensor,
+    lod: Tensor | float,
+    height: int,
+    width: int,
+    reducer: Sequence[str],
+    levels: int,
+    filter: str,
+    address: str,
+) -> Tensor:
+    """Return what `sample_lod` does, by a sampler of this kind."""
     if filter not in FILTERS:
         raise ValueError(f"filter must be one of {', '.join(FILTERS)}, got {filter!r}")
     dtype = compute_dtype(data.dtype)
@@ -166,14 +182,14 @@ def sample_lod(
     uv, lod = torch.where(finite[..., None], uv, 0.5), torch.where(finite, lod, 0)
 
     def smooth(texels: Tensor) -> Tensor:
-        sampler = Sampler(texels, height, width, levels, address)
+        sampler = kind(texels, height, width, levels, address)
         if filter == "trilinear":
             return sampler.trilinear(lod, uv)
         fetch = sampler.bilinear if filter == "bilinear" else sampler.nearest
         return fetch(sampler.nearest_level(lod), uv)
 
     def mode(texels: Tensor) -> Tensor:
-        sampler = Sampler(texels, height, width, levels, address)
+        sampler = kind(texels, height, width, levels, address)
         return sampler.nearest(sampler.nearest_level(lod), uv)
 
     value = smooth_or_mode(data, reducer, smooth, mode)
