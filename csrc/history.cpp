@@ -17,17 +17,6 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 Tensor given(Maybe t) { return t.value_or(Tensor()); }
 
-template <class F>
-auto dispatch_float(const Tensor& t, const F& body) {
-  return t.scalar_type() == at::kDouble ? body(Tag<double>{}) : body(Tag<float>{});
-}
-
-template <class T>
-ImageView<const T> plane_view(const Tensor& plane) {  // [B, H, W], any strides, or undefined
-  if (!plane.defined()) return {nullptr, 0, 0, 0, 0};
-  return {pointer<const T>(plane), plane.stride(0), 0, plane.stride(1), plane.stride(2)};
-}
-
 // ---- gaussian_splat ----
 
 struct SplatInputs {
@@ -56,7 +45,7 @@ SplatInputs splat_inputs(const char* op, const Tensor& points, const Tensor& wei
   in.sigma = sigma * static_cast<double>(std::max(height, width));
   in.along = new_tensor({in.batch, in.count, width}, points.scalar_type(), points.device());
   in.down = new_tensor({in.batch, in.count, height}, points.scalar_type(), points.device());
-  dispatch_float(points, [&](auto tag) {
+  dispatch_plane(points, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_each_item<SplatTables, T>(points.device(), in.batch, in.count * (height + width), 16, in.view<T>());
   });
@@ -74,7 +63,7 @@ Tensor gaussian_splat(const Tensor& points, const Tensor& weights, double sigma,
     check_same_device(op, "base", under, points);
   }
   Tensor out = new_tensor({in.batch, height, width}, points.scalar_type(), points.device());
-  dispatch_float(points, [&](auto tag) {
+  dispatch_plane(points, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_each_pixel<Splat, T>(points.device(), {in.batch, 0, height, 0, width}, Work{1, in.count + 1}, in.view<T>(),
                              plane_view<T>(under), static_cast<T>(keep), pointer<T>(out));
@@ -96,7 +85,7 @@ Gradients gaussian_splat_backward(const Tensor& grad, const Tensor& out, const T
   const c10::Device device = points.device();
   const Tensor plane = out.contiguous();
   Tensor to_points, to_weights, to_base;
-  dispatch_float(points, [&](auto tag) {
+  dispatch_plane(points, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (mask[0] || mask[1]) {
       const Tensor rows = new_tensor({in.batch, in.count, height, 2}, points.scalar_type(), device);
@@ -183,7 +172,7 @@ Tensor enlarge_backward(const Tensor& grad, int64_t height, int64_t width) {
   check_levels(op, height, width, 1);
   const Tensor from = grad.to(acc_dtype(grad.scalar_type())).contiguous();
   Tensor out = new_tensor({grad.size(0), height, width}, from.scalar_type(), grad.device());
-  dispatch_float(from, [&](auto tag) {
+  dispatch_plane(from, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_each_pixel<EnlargePlaneAdjoint, T>(
         grad.device(), {grad.size(0), 0, height, 0, width}, Work{1, 16},

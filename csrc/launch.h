@@ -218,23 +218,16 @@ void for_each_query_on_host(int64_t batch, int64_t count, int64_t cost, int64_t 
   });
 }
 
-// Groups of `each` queries: the host runs F::block(b, g0, g1) over groups, CUDA operator()(b, n, c0, c1) over single queries, n
-// in [0, groups * each), so that there are threads enough, each with a slice of 4 channels.
-template <template <class, int> class F, class T, class... A>
-void for_each_group(c10::Device device, int64_t batch, int64_t groups, int64_t each, int64_t channels, bool serial,
-                    const A&... args) {
-  if (batch <= 0 || groups <= 0 || each <= 0 || channels <= 0) return;
-  if (on_cuda(device)) {
-    const c10::DeviceGuard guard(device);
-    return cuda::launch_queries(F<T, 0>{args...}, batch, groups * each, channels, current_stream(device));
-  }
-  for_each_query_on_host<F, T>(batch, groups, (each > 1 ? each : 4) * channels, channels, serial, args...);
-}
-
-// Single queries: groups of one, which cost as much as four values a channel.
+// The same on any device, a query costing as much as four values a channel; CUDA gives each thread a query and a slice of 4
+// channels.
 template <template <class, int> class F, class T, class... A>
 void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t channels, bool serial, const A&... args) {
-  for_each_group<F, T>(device, batch, count, 1, channels, serial, args...);
+  if (batch <= 0 || count <= 0 || channels <= 0) return;
+  if (on_cuda(device)) {
+    const c10::DeviceGuard guard(device);
+    return cuda::launch_queries(F<T, 0>{args...}, batch, count, channels, current_stream(device));
+  }
+  for_each_query_on_host<F, T>(batch, count, 4 * channels, channels, serial, args...);
 }
 
 }  // namespace texvlm

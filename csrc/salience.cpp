@@ -29,17 +29,6 @@ namespace {
 
 at::ScalarType arithmetic(const Tensor& image) { return image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
-template <class F>
-auto dispatch_plane(const Tensor& plane, const F& body) {
-  return plane.scalar_type() == at::kDouble ? body(Tag<double>{}) : body(Tag<float>{});
-}
-
-// A plane [B, H, W] of any strides as a picture of one channel.
-template <class T>
-ImageView<const T> plane_view(const Tensor& plane) {
-  return {pointer<const T>(plane), plane.stride(0), 0, plane.stride(1), plane.stride(2)};
-}
-
 // Per plane of [B, h, w]: sum (of the products with `other`, if it is defined), maximum and where.
 template <class T>
 Tensor map_stats(const Tensor& planes, const Tensor& other, int64_t batch, int64_t h, int64_t w) {

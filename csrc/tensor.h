@@ -29,6 +29,12 @@ auto dispatch_texel(at::ScalarType dtype, const F& body) {
   }
 }
 
+// The same for planes in the arithmetic's dtype, float or double.
+template <class F>
+auto dispatch_plane(const at::Tensor& plane, const F& body) {
+  return plane.scalar_type() == at::kDouble ? body(Tag<double>{}) : body(Tag<float>{});
+}
+
 // The dtype that coordinates, weights and gradient accumulators have beside texels of this dtype.
 inline at::ScalarType acc_dtype(at::ScalarType texel) { return texel == at::kDouble ? at::kDouble : at::kFloat; }
 
@@ -45,6 +51,13 @@ TextureView<T> texture_view(const at::Tensor& data, const Levels& levels) {
 template <class T>
 ImageView<T> image_view(const at::Tensor& image) {  // [B, C, H, W]
   return {pointer<T>(image), image.stride(0), image.stride(1), image.stride(2), image.stride(3)};
+}
+
+// A plane [B, H, W] of any strides as a picture of one channel; data is null where it is undefined.
+template <class T>
+ImageView<const T> plane_view(const at::Tensor& plane) {
+  if (!plane.defined()) return {nullptr, 0, 0, 0, 0};
+  return {pointer<const T>(plane), plane.stride(0), 0, plane.stride(1), plane.stride(2)};
 }
 
 }  // namespace texvlm

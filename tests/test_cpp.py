@@ -39,6 +39,7 @@ def cuda_options() -> list[str]:
 
 
 def test_a_program_trains_a_texture(tmp_path: Path) -> None:
+    options = cuda_options()
     cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
     prefix = ";".join((torch.utils.cmake_prefix_path, texvlm.cmake_prefix_path))
     for command in (
@@ -50,6 +51,7 @@ def test_a_program_trains_a_texture(tmp_path: Path) -> None:
             str(tmp_path),
             f"-DCMAKE_PREFIX_PATH={prefix}",
             "-DCMAKE_BUILD_TYPE=Release",
+            *options,
         ],
         [cmake, "--build", str(tmp_path)],
         [str(tmp_path / "train")],

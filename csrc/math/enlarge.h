@@ -24,6 +24,29 @@ TEXVLM_HD AxisEnlarge<A> axis_enlarge(int64_t i, int64_t fine, int64_t coarse) {
   return {i0 < 0 ? 0 : i0, i0 + 1 < coarse ? i0 + 1 : coarse - 1, A(1) - w, w};
 }
 
+// Where the n pixels of a run read a plane of h x w: kept from channel to channel, since many planes share a size.
+template <class A>
+struct EnlargedRun {
+  int64_t h = -1, w = -1;
+  AxisEnlarge<A> y;
+  int i0[kRun], i1[kRun];
+  A weight[kRun];
+
+  TEXVLM_HD void set(int64_t row, int64_t x, int n, int64_t height, int64_t width, int64_t new_h, int64_t new_w) {
+    if (h == new_h && w == new_w) return;
+    h = new_h, w = new_w;
+    y = axis_enlarge<A>(row, height, h);
+    const double ratio = static_cast<double>(w) / static_cast<double>(width);
+    const int first = static_cast<int>(x), last = static_cast<int>(w) - 1;
+    for (int j = 0; j < n; ++j) {
+      const double at = (static_cast<double>(first + j) + 0.5) * ratio - 0.5, base = floor(at);
+      i0[j] = maximum(static_cast<int>(base), 0);
+      i1[j] = minimum(static_cast<int>(base) + 1, last);
+      weight[j] = static_cast<A>(at - base);
+    }
+  }
+};
+
 // A plane [B, h, w] read bilinearly at the pixels of a height x width picture.
 template <class A>
 struct Enlarged {
@@ -38,22 +61,14 @@ struct Enlarged {
   }
 
   TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int n, A* TEXVLM_RESTRICT out) const {
-    const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h);
-    const A *TEXVLM_RESTRICT p = plane + (b * h + ty.i0) * w, *TEXVLM_RESTRICT q = plane + (b * h + ty.i1) * w;
-    const double ratio = static_cast<double>(w) / static_cast<double>(width);
-    const int first = static_cast<int>(x);
-    const int last = static_cast<int>(w) - 1;
-    int i0[kRun];
-    A weight[kRun];
+    EnlargedRun<A> taps;
+    taps.set(y, x, n, height, width, h, w);
+    const A *TEXVLM_RESTRICT p = plane + (b * h + taps.y.i0) * w, *TEXVLM_RESTRICT q = plane + (b * h + taps.y.i1) * w;
+    const A w0 = taps.y.w0, w1 = taps.y.w1;
     for (int j = 0; j < n; ++j) {
-      const double at = (static_cast<double>(first + j) + 0.5) * ratio - 0.5, base = floor(at);
-      i0[j] = static_cast<int>(base);
-      weight[j] = static_cast<A>(at - base);
-    }
-    for (int j = 0; j < n; ++j) {
-      const int l = maximum(i0[j], 0), r = minimum(i0[j] + 1, last);
-      const A left = ty.w0 * p[l] + ty.w1 * q[l], right = ty.w0 * p[r] + ty.w1 * q[r];
-      out[j] = (A(1) - weight[j]) * left + weight[j] * right;
+      const int l = taps.i0[j], r = taps.i1[j];
+      const A left = w0 * p[l] + w1 * q[l], right = w0 * p[r] + w1 * q[r];
+      out[j] = (A(1) - taps.weight[j]) * left + taps.weight[j] * right;
     }
   }
 

@@ -143,8 +143,16 @@ TEXVLM_HD bool all_inside(const Bilinear<A>& q) {
   return q.x.d0 != A(0) && q.x.d1 != A(0) && q.y.d0 != A(0) && q.y.d1 != A(0);
 }
 
-template <class T, int C>
-struct SampleGrad {
+// The four texels around a tap in each of its two levels, weighted exactly.
+struct ExactTaps {
+  template <class A>
+  TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Address address) {
+    return lod_taps(u, v, lod, levels, Filter::trilinear, address);
+  }
+};
+
+template <class T, int C, class Taps>
+struct SampleFootprint {
   using A = Acc<T>;
   TextureView<const T> texture;
   FootprintView<A> queries;
@@ -177,7 +185,7 @@ struct SampleGrad {
     for (int64_t c = 0; c < wide; ++c) sum[c] = A(0);
     for (int i = 0; i < p.taps; ++i) {
       const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
-      const LodTaps<A> q = lod_taps(tap.u, tap.v, p.lod, texture.levels, Filter::trilinear, address);
+      const LodTaps<A> q = Taps::at(tap.u, tap.v, p.lod, texture.levels, address);
       add(texels, channels, q.near, A(1) - q.level.t, wide, sum);
       if (q.level.t != A(0)) add(texels, channels, q.far, q.level.t, wide, sum);
     }
@@ -198,6 +206,9 @@ struct SampleGrad {
                          y1 * (x0 * static_cast<A>(p10[c]) + x1 * static_cast<A>(p11[c])));
   }
 };
+
+template <class T, int C>
+using SampleGrad = SampleFootprint<T, C, ExactTaps>;
 
 // What the taps of a query tell: gradients of uv, of the axis (along it) and of the LOD.
 template <class A>

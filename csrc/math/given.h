@@ -5,29 +5,6 @@
 
 namespace texvlm {
 
-// Where the n pixels of a run read a plane of h x w: kept from channel to channel, since many planes share a size.
-template <class A>
-struct EnlargedRun {
-  int64_t h = -1, w = -1;
-  AxisEnlarge<A> y;
-  int i0[kRun], i1[kRun];
-  A weight[kRun];
-
-  TEXVLM_HD void set(int64_t row, int64_t x, int n, int64_t height, int64_t width, int64_t new_h, int64_t new_w) {
-    if (h == new_h && w == new_w) return;
-    h = new_h, w = new_w;
-    y = axis_enlarge<A>(row, height, h);
-    const double ratio = static_cast<double>(w) / static_cast<double>(width);
-    const int first = static_cast<int>(x), last = static_cast<int>(w) - 1;
-    for (int j = 0; j < n; ++j) {
-      const double at = (static_cast<double>(first + j) + 0.5) * ratio - 0.5, base = floor(at);
-      i0[j] = maximum(static_cast<int>(base), 0);
-      i1[j] = minimum(static_cast<int>(base) + 1, last);
-      weight[j] = static_cast<A>(at - base);
-    }
-  }
-};
-
 // One plane of a tensor [B, n, h, w]: enlarged bilinearly, or to the nearest where values are ids. Values that are not finite
 // count as 0, as in pictures.
 template <class A>

@@ -87,44 +87,13 @@ struct SampleLodHardware {
 };
 
 // Hardware chooses the taps of a footprint itself; these are the taps of SampleGrad with weights in fixed point.
-template <class T, int C>
-struct SampleGradHardware {
-  using A = Acc<T>;
-  TextureView<const T> texture;
-  FootprintView<A> queries;
-  T* out;  // [B, N, C]
-  int64_t count;
-  Reducers reducers;
-  int max_anisotropy;
-  Address address;
-
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
-    const int64_t channels = C ? C : texture.channels;
-    T* to = out + (b * count + n) * channels;
-    const A u = queries.u(b, n), v = queries.v(b, n);
-    const Footprint<A> p = queries.footprint(b, n, texture.levels, max_anisotropy);
-    if (!(p.finite && finite(u) && finite(v))) {
-      for (int64_t c = c0; c < c1; ++c) to[c] = not_a_number<T>();
-      return;
-    }
-    const T* texels = texture.data + b * texture.batch_stride;
-    for (int64_t c = c0; c < c1; c += kTapChunk) smooth(p, u, v, texels + c, minimum(kTapChunk, c1 - c), to + c);
-    if (reducers.any_mode)
-      copy_nearest(texture, reducers, false, b, nearest_texel(u, v, p.lod, texture.levels, address), c0, c1, to);
-  }
-
-  TEXVLM_HD void smooth(const Footprint<A>& p, A u, A v, const T* texels, int64_t wide, T* to) const {
-    const int64_t channels = C ? C : texture.channels;
-    A sum[kTapChunk];
-    for (int64_t c = 0; c < wide; ++c) sum[c] = A(0);
-    for (int i = 0; i < p.taps; ++i) {
-      const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
-      const LodTaps<A> q = quantised_taps(tap.u, tap.v, p.lod, texture.levels, Filter::trilinear, address);
-      SampleGrad<T, C>::add(texels, channels, q.near, A(1) - q.level.t, wide, sum);
-      if (q.level.t != A(0)) SampleGrad<T, C>::add(texels, channels, q.far, q.level.t, wide, sum);
-    }
-    for (int64_t c = 0; c < wide; ++c) to[c] = static_cast<T>(sum[c] / static_cast<A>(p.taps));
+struct FixedPointTaps {
+  template <class A>
+  TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Address address) {
+    return quantised_taps(u, v, lod, levels, Filter::trilinear, address);
   }
 };
+template <class T, int C>
+using SampleGradHardware = SampleFootprint<T, C, FixedPointTaps>;
 
 }  // namespace texvlm
