@@ -76,7 +76,7 @@ std::tuple<Tensor, Tensor> merge(const Plan& plan, const Tensor& labels, const T
   const Cells& cells = plan.cells;
   const int64_t batch = labels.size(0), count = cells.count();
   const Tensor touching = new_tensor({batch, count}, at::kInt, device);
-  for_each_item<TouchingRegions, int32_t>(device, batch, count, 2 * cells.height * cells.width / count, cells,
+  for_each_item<TouchingRegions, int32_t>(device, batch, count, 18 * cells.height * cells.width / count, cells,
                                           pointer<const int32_t>(labels), pointer<uint32_t>(touching));
   Tensor lut = new_tensor({batch, count}, at::kInt, device), merged = new_tensor({batch, wanted, kModel}, at::kLong, device);
   const Tensor ends = new_tensor({batch, 3, kNeighbours * count}, at::kInt, device);
@@ -122,7 +122,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   for_each_pixel<StartCells, int32_t>(device, all, Work{}, cells, pointer<int32_t>(r.labels));
   const Tensor sums = new_tensor({batch, count, kModel}, at::kLong, device);
   const auto measure = [&] {
-    for_each_item<RegionModel, int32_t>(device, batch, count, 2 * pixels / count, cells, pointer<const int32_t>(r.labels),
+    for_each_item<RegionModel, int32_t>(device, batch, count, 27 * pixels / count, cells, pointer<const int32_t>(r.labels),
                                         pointer<const int32_t>(planes), pointer<int64_t>(sums), pointer<int64_t>(r.model));
   };
   measure();
@@ -132,7 +132,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   for_each_item<PictureWeights, int64_t>(device, batch, int64_t{1}, 6 * count, cells, pointer<const int64_t>(r.model), usual,
                                          pointer<Weights>(weights));
   for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {
-    move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 4, cells, weights);
+    move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 32, cells, weights);
     measure();
   }
   Tensor lut;
@@ -146,7 +146,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
     r.height = h, r.width = w;
     lut = Tensor();
     picture.level = level;
-    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 1, Cells{}, weights);
+    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 4, Cells{}, weights);
   }
   return r.labels;
 }
