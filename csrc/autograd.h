@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,11 @@ using c10::SymInt;
 using Names = c10::List<std::string>;  // `str[]` in a schema
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
+
+// `Tensor?` in a schema, and the same as a tensor that may be undefined.
+using Maybe = const std::optional<Tensor>&;
+inline Tensor given(Maybe t) { return t.value_or(Tensor()); }
+inline std::optional<Tensor> maybe(const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; }
 
 inline std::vector<std::string> strings(const Names& names) {
   std::vector<std::string> out;
@@ -50,10 +56,17 @@ inline bool records(std::initializer_list<const Tensor*> inputs) {
   return false;
 }
 
+// A gradient in the dtype of what it belongs to.
+inline Tensor cast_like(const Tensor& gradient, const Tensor& like) {
+  return gradient.defined() ? gradient.to(like.scalar_type()) : gradient;
+}
+
 // Autocast: texels keep their dtype; coordinates and scores are promoted to float32 (float64 stays).
 inline Tensor promoted(const Tensor& t) {
   return t.defined() && (t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16) ? t.to(at::kFloat) : t;
 }
+
+inline std::optional<Tensor> promoted(Maybe t) { return t ? std::optional<Tensor>(promoted(*t)) : std::nullopt; }
 
 // Excludes the autocast keys in a scope, for the kernels registered there.
 struct NoAutocast {

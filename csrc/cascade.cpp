@@ -3,7 +3,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gather.h>
-#include <ATen/ops/zeros.h>
 
 #include "autograd.h"
 #include "cuda/cascade.h"
@@ -103,7 +102,7 @@ Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int6
   const int64_t batch = cells.size(0), count = cells.size(1);
   TEXVLM_CHECK(data.size(0) == 1 || data.size(0) == batch, op, "data",
                "of batch 1 or of the batch of cells (" + std::to_string(batch) + ")", "batch ", data.size(0));
-  TEXVLM_CHECK(cell >= 1 && cell <= kMaxCell, op, "cell", "from 1 to 2^20 pixels", cell);
+  TEXVLM_CHECK(cell >= 1 && cell <= kMaxCell, op, "cell", "from 1 to " + std::to_string(kMaxCell) + " pixels", cell);
   TEXVLM_CHECK(samples >= 1 && samples <= kMaxSamples, op, "samples", "from 1 to " + std::to_string(kMaxSamples), samples);
   TEXVLM_CHECK(channels.size() == kScoreChannels, op, "channels", "the 5 indices of red, green, blue, edge and saliency",
                channels.size(), " of them");
@@ -147,10 +146,10 @@ Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int6
 
 // ---- autograd ----
 
-using SelectSignature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
+using SelectSignature = std::tuple<Tensor, Tensor>(const Tensor&, SymInt);
 using SelectBackwardSignature = Tensor(const Tensor&, const Tensor&, SymInt);
 
-std::tuple<Tensor, Tensor> call_select(const Tensor& scores, int64_t k) {
+std::tuple<Tensor, Tensor> call_select(const Tensor& scores, const SymInt& k) {
   static const auto op = op_handle<SelectSignature>("texvlm::select_topk");
   return op.call(scores, k);
 }
@@ -161,7 +160,7 @@ Tensor call_select_backward(const Tensor& grad, const Tensor& indices, const Sym
 }
 
 struct SelectTopK : torch::autograd::Function<SelectTopK> {
-  static tensor_list forward(AutogradContext* ctx, const Tensor& scores, int64_t k) {
+  static tensor_list forward(AutogradContext* ctx, const Tensor& scores, const SymInt& k) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     auto [values, indices] = call_select(scores, k);
     ctx->mark_non_differentiable({indices});
@@ -176,7 +175,7 @@ struct SelectTopK : torch::autograd::Function<SelectTopK> {
   }
 };
 
-std::tuple<Tensor, Tensor> select_topk_autograd(const Tensor& scores, int64_t k) {
+std::tuple<Tensor, Tensor> select_topk_autograd(const Tensor& scores, SymInt k) {
   if (records({&scores})) {
     const tensor_list out = SelectTopK::apply(scores, k);
     return {out[0], out[1]};
@@ -203,7 +202,7 @@ Tensor select_topk_backward_autograd(const Tensor& grad, const Tensor& indices, 
   return call_select_backward(grad, indices, count);
 }
 
-std::tuple<Tensor, Tensor> select_topk_autocast(const Tensor& scores, int64_t k) {
+std::tuple<Tensor, Tensor> select_topk_autocast(const Tensor& scores, SymInt k) {
   const NoAutocast guard;
   return call_select(promoted(scores), k);
 }

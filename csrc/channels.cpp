@@ -6,17 +6,15 @@
 #include "math/channels.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "autograd.h"
 #include "distance.h"
-#include "mips.h"
+#include "pyramid.h"
 #include "salience.h"
 
 namespace texvlm {
 namespace {
-
-using Maybe = const std::optional<Tensor>&;
 
 // Reducers of all channels of CHANNELS.
 std::vector<std::string> reducers_of(at::IntArrayRef channels) {
@@ -63,7 +61,7 @@ std::vector<Tensor> check_given(const char* op, const Tensor& image, at::TensorL
     TEXVLM_CHECK(plane.size(2) >= 1 && plane.size(3) >= 1 && plane.size(2) <= image.size(2) && plane.size(3) <= image.size(3), op,
                  name, "at least 1 x 1 and at most as large as the picture, " + shape_of(image), shape_of(plane));
     count += static_cast<size_t>(plane.size(1));
-    out.push_back(plane.to(image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous());
+    out.push_back(plane.to(acc_dtype(image.scalar_type())).contiguous());
   }
   TEXVLM_CHECK(ids.size() == count, op, "given_channels", "one index per given plane, " + std::to_string(count), ids.size());
   for (size_t i = 0; i < ids.size(); ++i)
@@ -130,7 +128,7 @@ Tensor distance_plane(const Picture& picture) {
 Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
                       at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
   const char* op = "build_channels";
-  const at::ScalarType texel = dtype.value_or(image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type());
+  const at::ScalarType texel = texel_dtype(image, dtype);
   const Request r = request(op, image, channels, levels, previous, fixation, given, given_channels);
   check_texel_dtype(op, "dtype", texel);
   const Picture& picture = r.picture;
@@ -191,7 +189,7 @@ Tensor given_gradient(const Tensor& level0, const Tensor& given, at::IntArrayRef
                                     level0.size(1), level0.size(2), level0.size(3), pointer<const A>(given), pointer<A>(out),
                                     count, h, w, place);
   };
-  given.scalar_type() == at::kDouble ? run(Tag<double>{}) : run(Tag<float>{});
+  dispatch_plane(given, run);
   return out;
 }
 
@@ -217,8 +215,7 @@ Tensor fixation_gradient(const Tensor& grad, const Tensor& fixation) {  // grad 
   const int64_t batch = grad.size(0), height = grad.size(1), width = grad.size(2);
   const Tensor rows = new_tensor({batch, height, 2}, at::kDouble, grad.device());
   Tensor out = new_tensor({batch, 2}, fixation.scalar_type(), grad.device());
-  const ImageView<const A> view{pointer<const A>(grad), grad.stride(0), 0, grad.stride(1), grad.stride(2)};
-  for_each_item<EccentricityAdjoint, A>(grad.device(), batch, height, width, view, pointer<const A>(fixation),
+  for_each_item<EccentricityAdjoint, A>(grad.device(), batch, height, width, plane_view<A>(grad), pointer<const A>(fixation),
                                         pointer<double>(rows), height, width);
   for_each_item<FixationAdjoint, A>(grad.device(), batch, int64_t{2}, height, pointer<const double>(rows), pointer<A>(out),
                                     height, width);
@@ -237,10 +234,10 @@ std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& da
   const int64_t height = picture.height(), width = picture.width();
   check_shape(op, "grad", grad, "[B, T, C]", {picture.batch(), r.levels.texels, r.list.count});
   check_same_device(op, "grad", grad, image);
-  static const auto mips = op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>(
-      "texvlm::generate_mipmaps_backward");
-  const Tensor level0 = mips.call(grad, height, width, Names(reducers_of(channels)), levels, data)
-                            .to(picture.image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  static const auto mips =
+      op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, Maybe)>("texvlm::generate_mipmaps_backward");
+  const Tensor level0 =
+      mips.call(grad, height, width, Names(reducers_of(channels)), levels, data).to(acc_dtype(picture.image.scalar_type()));
   const auto incoming = [&](int64_t id) {  // [B, H, W], or undefined where the channel was not asked for
     const int64_t at = place_of(channels, id);
     return at < 0 || place_of(r.formulas, id) < 0 ? Tensor() : level0.select(1, at);
@@ -259,12 +256,8 @@ std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& da
       if (wants(r.formulas, {kEdge})) add_sobel_adjoint(picture.luma, incoming(kEdge), kEdgeScale, false, to.luma);
       if (wants(r.formulas, {kContrastEdge})) add_contrast_adjoint<A>(picture, incoming(kContrastEdge), to.luma);
       if (wants(r.formulas, {kHighPass, kLowPass})) {
-        const auto view = [](const Tensor& g) {
-          return g.defined() ? ImageView<const A>{pointer<const A>(g), g.stride(0), 0, g.stride(1), g.stride(2)}
-                             : ImageView<const A>{};
-        };
-        for_each_pixel<PassAdjoint, A>(image.device(), picture.all(), Work{1, 8}, view(incoming(kHighPass)),
-                                       view(incoming(kLowPass)), pointer<A>(to.luma), height, width);
+        for_each_pixel<PassAdjoint, A>(image.device(), picture.all(), Work{1, 8}, plane_view<A>(incoming(kHighPass)),
+                                       plane_view<A>(incoming(kLowPass)), pointer<A>(to.luma), height, width);
       }
       if (moves && wants(r.formulas, {kMotion})) add_motion_adjoint(picture, incoming(kMotion), to);
       if (wants(r.formulas, {kSaliency}))
@@ -314,7 +307,6 @@ struct BuildChannels : torch::autograd::Function<BuildChannels> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     static const auto op = op_handle<BackwardSignature>("texvlm::build_channels_backward");
     const auto saved = ctx->get_saved_variables();
-    const auto maybe = [](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; };
     const std::vector<Tensor> given(saved.begin() + 4, saved.end());
     // needs_input_grad counts the tensors that there are, in the order of forward's arguments
     c10::List<bool> mask;
@@ -348,8 +340,7 @@ Tensor build_channels_autocast(const Tensor& image, at::IntArrayRef channels, in
                                at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous,
                                Maybe fixation) {
   const NoAutocast guard;
-  return call_build(image, channels, levels, given, given_channels, dtype, previous,
-                    fixation ? std::optional<Tensor>(promoted(*fixation)) : std::nullopt);
+  return call_build(image, channels, levels, given, given_channels, dtype, previous, promoted(fixation));
 }
 
 }  // namespace

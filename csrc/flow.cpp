@@ -6,8 +6,8 @@
 
 #include "autograd.h"
 #include "launch.h"
-#include "mips.h"
-#include "salience.h"
+#include "picture.h"
+#include "pyramid.h"
 #include "tensor.h"
 
 namespace texvlm {

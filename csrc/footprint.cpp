@@ -5,7 +5,6 @@
 
 #include "autograd.h"
 #include "cuda/footprint.h"
-#include "filter.h"
 #include "fixed.h"
 #include "launch.h"
 #include "queries.h"

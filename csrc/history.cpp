@@ -6,7 +6,7 @@
 
 #include "autograd.h"
 #include "launch.h"
-#include "math/salience.h"
+#include "math/enlarge.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -14,8 +14,6 @@ namespace {
 
 using Maybe = const std::optional<Tensor>&;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
-
-Tensor given(Maybe t) { return t.value_or(Tensor()); }
 
 // ---- gaussian_splat ----
 
@@ -181,24 +179,25 @@ Tensor enlarge_backward(const Tensor& grad, int64_t height, int64_t width) {
   return out.to(grad.scalar_type());
 }
 
-Tensor call_enlarge(const char* name, const Tensor& planes, const SymInt& height, const SymInt& width) {
-  return op_handle<Tensor(const Tensor&, SymInt, SymInt)>(name).call(planes, height, width);
+template <bool Adjoint>
+Tensor call_enlarge(const Tensor& planes, const SymInt& height, const SymInt& width) {
+  static const auto op =
+      op_handle<Tensor(const Tensor&, SymInt, SymInt)>(Adjoint ? "texvlm::enlarge_backward" : "texvlm::enlarge");
+  return op.call(planes, height, width);
 }
 
 // Linear: the adjoint of the adjoint is the op itself, so derivatives of all orders exist.
 template <bool Adjoint>
 struct Enlarging : torch::autograd::Function<Enlarging<Adjoint>> {
-  static constexpr const char* kName = Adjoint ? "texvlm::enlarge_backward" : "texvlm::enlarge";
-  static constexpr const char* kBack = Adjoint ? "texvlm::enlarge" : "texvlm::enlarge_backward";
   static Tensor forward(AutogradContext* ctx, const Tensor& planes, const SymInt& height, const SymInt& width) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    Tensor out = call_enlarge(kName, planes, height, width);  // first, since it checks the rank
+    Tensor out = call_enlarge<Adjoint>(planes, height, width);  // first, since it checks the rank
     ctx->saved_data["height"] = planes.sym_size(1);
     ctx->saved_data["width"] = planes.sym_size(2);
     return out;
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    return {call_enlarge(kBack, grads[0], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt()), Tensor(),
+    return {call_enlarge<!Adjoint>(grads[0], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt()), Tensor(),
             Tensor()};
   }
 };
@@ -207,7 +206,7 @@ template <bool Adjoint>
 Tensor enlarge_autograd(const Tensor& planes, SymInt height, SymInt width) {
   if (records({&planes})) return Enlarging<Adjoint>::apply(planes, height, width);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_enlarge(Enlarging<Adjoint>::kName, planes, height, width);
+  return call_enlarge<Adjoint>(planes, height, width);
 }
 
 }  // namespace

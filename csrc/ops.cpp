@@ -110,7 +110,7 @@ TORCH_LIBRARY(texvlm, m) {
   // superpixel: image [B, 3, H, W] -> labels int64 [B, H, W] in 0 .. count - 1, count int64 [B] = min(n, H W); each one piece
   m.def("superpixels(Tensor image, int n) -> (Tensor, Tensor)", compliant);
   // labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture
-  m.def("superpixel_channels(Tensor labels, int n) -> Tensor", compliant);
+  m.def("superpixel_channels(Tensor labels, SymInt n) -> Tensor", compliant);
   // image [B, 3, H, W], labels int64 [B, H, W] -> float32 [B, H, W]: 1 where labels change and there is an edge
   m.def("boundaries(Tensor image, Tensor labels) -> Tensor", compliant);
 
@@ -127,7 +127,7 @@ TORCH_LIBRARY(texvlm, m) {
       compliant);
 
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
-  m.def("select_topk(Tensor scores, int k) -> (Tensor, Tensor)", compliant);
+  m.def("select_topk(Tensor scores, SymInt k) -> (Tensor, Tensor)", compliant);
   m.def("select_topk_backward(Tensor grad, Tensor indices, SymInt count) -> Tensor", compliant);
   // cells int64 [B, n] (row-major in the grid of ceil(H / cell) x ceil(W / cell)); channels: red, green, blue, edge, saliency in
   // data; weights: edge, entropy, saliency -> [B, n]

@@ -3,9 +3,9 @@
 
 #include "autograd.h"
 #include "cuda/patches.h"
-#include "filter.h"
 #include "fixed.h"
 #include "launch.h"
+#include "queries.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -22,8 +22,7 @@ struct Patches {
   int64_t batch, count, channels, size;
 
   Patches(const char* op, const Tensor& data, const Tensor& center_, const Tensor& lod_, int64_t height, int64_t width,
-          const Names& reducer, int64_t level_count, int64_t size_, std::string_view address_,
-          const std::optional<Tensor>& axes_) {
+          const Names& reducer, int64_t level_count, int64_t size_, std::string_view address_, Maybe axes_) {
     levels = check_texture(op, data, height, width, level_count);
     reducers = check_reducers(op, strings(reducer), data.size(2));
     address = parse_address(op, address_);
@@ -54,7 +53,7 @@ struct Patches {
 };
 
 Tensor extract_patches(const Tensor& data, const Tensor& center, const Tensor& lod, int64_t height, int64_t width, Names reducer,
-                       int64_t levels, int64_t size, c10::string_view address, const std::optional<Tensor>& axes) {
+                       int64_t levels, int64_t size, c10::string_view address, Maybe axes) {
   const Patches p("extract_patches", data, center, lod, height, width, reducer, levels, size, address, axes);
   Tensor out = new_tensor({p.batch, p.count, p.channels, size, size}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -76,7 +75,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
                                                                     const Tensor& lod, int64_t height, int64_t width,
                                                                     Names reducer, int64_t levels, int64_t size,
                                                                     c10::string_view address, std::array<bool, 4> mask,
-                                                                    const std::optional<Tensor>& axes) {
+                                                                    Maybe axes) {
   const char* op = "extract_patches_backward";
   const Patches p(op, data, center, lod, height, width, reducer, levels, size, address, axes);
   check_shape(op, "grad", grad, "[B, N, C, size, size]", {p.batch, p.count, p.channels, size, size});
@@ -114,15 +113,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
 
 // ---- autograd ----
 
-using Optional = std::optional<Tensor>;
 using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, int64_t, c10::string_view,
-                         const Optional&);
+                         Maybe);
 using BackwardSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                                      SymInt, SymInt, Names, int64_t, int64_t, c10::string_view,
-                                                                     std::array<bool, 4>, const Optional&);
+                                                                     std::array<bool, 4>, Maybe);
 
 Tensor call(const Tensor& data, const Tensor& center, const Tensor& lod, const SymInt& height, const SymInt& width,
-            const Names& reducer, int64_t levels, int64_t size, c10::string_view address, const Optional& axes) {
+            const Names& reducer, int64_t levels, int64_t size, c10::string_view address, Maybe axes) {
   static const auto op = op_handle<Signature>("texvlm::extract_patches");
   return op.call(data, center, lod, height, width, reducer, levels, size, address, axes);
 }
@@ -130,7 +128,7 @@ Tensor call(const Tensor& data, const Tensor& center, const Tensor& lod, const S
 struct ExtractPatchesFunction : torch::autograd::Function<ExtractPatchesFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& center, const Tensor& lod, const SymInt& height,
                         const SymInt& width, const Names& reducer, int64_t levels, int64_t size, c10::string_view address,
-                        const Optional& axes) {
+                        Maybe axes) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({data, center, lod, axes.value_or(Tensor())});
     ctx->saved_data["height"] = height;
@@ -151,13 +149,13 @@ struct ExtractPatchesFunction : torch::autograd::Function<ExtractPatchesFunction
     const auto [data, center, lod, axes] =
         op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
                 ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), ctx->saved_data["size"].toInt(),
-                address, mask, has_axes ? Optional(saved[3]) : std::nullopt);
+                address, mask, maybe(saved[3]));
     return {data, center, lod, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), axes};
   }
 };
 
 Tensor extract_patches_autograd(const Tensor& data, const Tensor& center, const Tensor& lod, SymInt height, SymInt width,
-                                Names reducer, int64_t levels, int64_t size, c10::string_view address, const Optional& axes) {
+                                Names reducer, int64_t levels, int64_t size, c10::string_view address, Maybe axes) {
   const Tensor none;
   if (records({&data, &center, &lod, axes ? &*axes : &none}))
     return ExtractPatchesFunction::apply(data, center, lod, height, width, reducer, levels, size, address, axes);
@@ -166,10 +164,9 @@ Tensor extract_patches_autograd(const Tensor& data, const Tensor& center, const 
 }
 
 Tensor extract_patches_autocast(const Tensor& data, const Tensor& center, const Tensor& lod, SymInt height, SymInt width,
-                                Names reducer, int64_t levels, int64_t size, c10::string_view address, const Optional& axes) {
+                                Names reducer, int64_t levels, int64_t size, c10::string_view address, Maybe axes) {
   const NoAutocast guard;
-  return call(data, promoted(center), promoted(lod), height, width, reducer, levels, size, address,
-              axes ? Optional(promoted(*axes)) : std::nullopt);
+  return call(data, promoted(center), promoted(lod), height, width, reducer, levels, size, address, promoted(axes));
 }
 
 }  // namespace

@@ -2,12 +2,11 @@
 #include "math/pyramid.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "autograd.h"
 #include "cuda/pyramid.h"
 #include "launch.h"
-#include "mips.h"
+#include "pyramid.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -65,7 +64,7 @@ Tensor generate_mipmaps(const Tensor& image, Names reducer, int64_t levels, std:
   const char* op = "generate_mipmaps";
   check_shape(op, "image", image, "[B, C, H, W]", {-1, -1, -1, -1});
   if (image.scalar_type() != at::kByte) check_texel_dtype(op, "image", image.scalar_type());
-  const at::ScalarType texel = dtype.value_or(image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type());
+  const at::ScalarType texel = texel_dtype(image, dtype);
   check_texel_dtype(op, "dtype", texel);
   const Levels table = check_levels(op, image.size(2), image.size(3), levels);
   const Reducers reducers = check_reducers(op, strings(reducer), image.size(1));
@@ -81,8 +80,7 @@ Tensor generate_mipmaps(const Tensor& image, Names reducer, int64_t levels, std:
   return data;
 }
 
-Tensor generate_mipmaps_backward(const Tensor& grad, int64_t height, int64_t width, Names reducer, int64_t levels,
-                                 const std::optional<Tensor>& data) {
+Tensor generate_mipmaps_backward(const Tensor& grad, int64_t height, int64_t width, Names reducer, int64_t levels, Maybe data) {
   const char* op = "generate_mipmaps_backward";
   const Tensor packed = grad.contiguous();
   const Levels table = check_texture(op, packed, height, width, levels);
@@ -117,8 +115,7 @@ Tensor generate_mipmaps_backward(const Tensor& grad, int64_t height, int64_t wid
   return image;
 }
 
-void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names reducer, int64_t levels,
-                    const std::optional<Tensor>& rects) {
+void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names reducer, int64_t levels, Maybe rects) {
   const char* op = "update_mipmaps";
   const Levels table = check_texture(op, data, height, width, levels);
   const Reducers reducers = check_reducers(op, strings(reducer), data.size(2));
@@ -147,7 +144,7 @@ void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names red
 // ---- autograd ----
 
 using GenerateSignature = Tensor(const Tensor&, Names, int64_t, std::optional<at::ScalarType>);
-using BackwardSignature = Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&);
+using BackwardSignature = Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, Maybe);
 
 Tensor call_generate(const Tensor& image, const Names& reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
   static const auto op = op_handle<GenerateSignature>("texvlm::generate_mipmaps");
@@ -155,7 +152,7 @@ Tensor call_generate(const Tensor& image, const Names& reducer, int64_t levels, 
 }
 
 Tensor call_backward(const Tensor& grad, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
-                     const std::optional<Tensor>& data) {
+                     Maybe data) {
   static const auto op = op_handle<BackwardSignature>("texvlm::generate_mipmaps_backward");
   return op.call(grad, height, width, reducer, levels, data);
 }
@@ -182,9 +179,9 @@ struct GenerateMipmaps : torch::autograd::Function<GenerateMipmaps> {
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const std::optional<Tensor> data = saved[0].defined() ? std::optional<Tensor>(saved[0]) : std::nullopt;
-    const Tensor image = call_backward(grads[0], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
-                                       ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), data);
+    const Tensor image =
+        call_backward(grads[0], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
+                      ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), maybe(saved[0]));
     return {image.to(static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt())), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -198,7 +195,7 @@ Tensor generate_mipmaps_autograd(const Tensor& image, Names reducer, int64_t lev
 // The adjoint of the mean chain is linear in `grad`, so its own derivative is the chain itself.
 struct GenerateMipmapsBackward : torch::autograd::Function<GenerateMipmapsBackward> {
   static Tensor forward(AutogradContext* ctx, const Tensor& grad, const SymInt& height, const SymInt& width, const Names& reducer,
-                        int64_t levels, const std::optional<Tensor>& data) {
+                        int64_t levels, Maybe data) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->saved_data["reducer"] = reducer;
     ctx->saved_data["levels"] = levels;
@@ -220,21 +217,20 @@ struct GenerateMipmapsBackward : torch::autograd::Function<GenerateMipmapsBackwa
 };
 
 Tensor generate_mipmaps_backward_autograd(const Tensor& grad, SymInt height, SymInt width, Names reducer, int64_t levels,
-                                          const std::optional<Tensor>& data) {
+                                          Maybe data) {
   if (records({&grad})) return GenerateMipmapsBackward::apply(grad, height, width, reducer, levels, data);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return call_backward(grad, height, width, reducer, levels, data);
 }
 
 void call_update(const Tensor& data, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
-                 const std::optional<Tensor>& rects) {
-  using Signature = void(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&);
+                 Maybe rects) {
+  using Signature = void(const Tensor&, SymInt, SymInt, Names, int64_t, Maybe);
   static const auto op = op_handle<Signature>("texvlm::update_mipmaps");
   op.call(data, height, width, reducer, levels, rects);
 }
 
-void update_mipmaps_autograd(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels,
-                             const std::optional<Tensor>& rects) {
+void update_mipmaps_autograd(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels, Maybe rects) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !(c10::GradMode::is_enabled() && data.requires_grad()) && !data._fw_grad(0).defined(),
       "texvlm::update_mipmaps: works in place and is not differentiable; call it under torch.no_grad() or on "
@@ -245,8 +241,7 @@ void update_mipmaps_autograd(const Tensor& data, SymInt height, SymInt width, Na
 
 // Counts the write, so that autograd sees a saved tensor change, and the cache of texture arrays its texels. (PyTorch's fallbacks
 // count what an op returns, and this one returns nothing.)
-void update_mipmaps_in_place(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels,
-                             const std::optional<Tensor>& rects) {
+void update_mipmaps_in_place(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels, Maybe rects) {
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
     call_update(data, height, width, reducer, levels, rects);

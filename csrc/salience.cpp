@@ -1,33 +1,13 @@
-// Host code of the stem `salience`: the saliency of a picture, and the planes of luma, edge and motion under it.
+// Host code of the stem `salience`: where a picture, or what moves in it, stands out.
 #include "salience.h"
 
 #include "autograd.h"
-#include "mips.h"
+#include "math/rarity.h"
+#include "pyramid.h"
 
 namespace texvlm {
 
-void check_picture(const char* op, const char* argument, const Tensor& image) {
-  check_shape(op, argument, image, "[B, 3, H, W]", {-1, 3, -1, -1});
-  if (image.scalar_type() != at::kByte) check_texel_dtype(op, argument, image.scalar_type());
-  check_levels(op, image.size(2), image.size(3), 1);
-}
-
-void check_previous(const char* op, const std::optional<Tensor>& previous, const Tensor& image) {
-  if (!previous || !previous->defined()) return;
-  TEXVLM_CHECK(previous->sizes() == image.sizes(), op, "previous", "of the shape of image, " + shape_of(image),
-               shape_of(*previous));
-  check_dtype(op, "previous", *previous, image.scalar_type(), " (as the image)");
-  check_same_device(op, "previous", *previous, image);
-}
-
-Tensor readable(const Tensor& image) {
-  const bool half = image.defined() && (image.scalar_type() == at::kHalf || image.scalar_type() == at::kBFloat16);
-  return half ? image.to(at::kFloat) : image;
-}
-
 namespace {
-
-at::ScalarType arithmetic(const Tensor& image) { return image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 // Per plane of [B, h, w]: sum (of the products with `other`, if it is defined), maximum and where.
 template <class T>
@@ -68,7 +48,7 @@ struct Stages {
 
 Tensor colours_of(const Tensor& image, const Stages& s) {
   const int64_t planes = 3 * image.size(0);
-  const Tensor out = new_tensor({planes, s.colour_levels.texels, 1}, arithmetic(image), image.device());
+  const Tensor out = new_tensor({planes, s.colour_levels.texels, 1}, acc_dtype(image.scalar_type()), image.device());
   dispatch_picture(image, [&](auto tag) {
     using S = typename decltype(tag)::type;
     using A = Acc<S>;
@@ -83,7 +63,7 @@ Tensor colours_of(const Tensor& image, const Stages& s) {
 Stages stages(const Picture& picture) {
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = picture.image.device();
-  const at::ScalarType dtype = arithmetic(picture.image);
+  const at::ScalarType dtype = acc_dtype(picture.image.scalar_type());
   int top = 0;  // the last level there is
   while ((std::max(height, width) >> (top + 1)) > 0) ++top;
   Stages s;
@@ -139,55 +119,17 @@ Stages stages(const Picture& picture) {
 
 }  // namespace
 
-Tensor luma_plane(const Tensor& image) {
-  if (!image.defined()) return {};
-  const int64_t height = image.size(2), width = image.size(3);
-  Tensor out = new_tensor({image.size(0), height, width}, arithmetic(image), image.device());
-  dispatch_picture(image, [&](auto tag) {
-    using S = typename decltype(tag)::type;
-    for_each_pixel<LumaPlane<S>::template For, Acc<S>>(image.device(), {image.size(0), 0, height, 0, width}, Work{},
-                                                       image_view<const S>(image), pointer<Acc<S>>(out), height, width);
-  });
-  return out;
-}
-
-Tensor edge_plane(const Tensor& luma) {
-  Tensor out = new_tensor(luma.sizes(), luma.scalar_type(), luma.device());
-  dispatch_plane(luma, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    for_each_pixel<EdgePlane, T>(luma.device(), {luma.size(0), 0, luma.size(1), 0, luma.size(2)}, Work{}, pointer<const T>(luma),
-                                 pointer<T>(out), luma.size(1), luma.size(2));
-  });
-  return out;
-}
-
-Tensor edge_threshold(const Tensor& edge) {
-  const int64_t batch = edge.size(0), height = edge.size(1), width = edge.size(2);
-  Tensor threshold = new_tensor({batch}, at::kDouble, edge.device());
-  dispatch_plane(edge, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const Tensor rows = new_tensor({batch, height, static_cast<int64_t>(sizeof(MapStats<T>))}, at::kByte, edge.device());
-    const T* const nothing = nullptr;
-    for_each_item<RowStats, T>(edge.device(), batch, height, width, pointer<const T>(edge), nothing, int64_t{1},
-                               pointer<MapStats<T>>(rows), height, width);
-    for_each_item<EdgeThreshold, T>(edge.device(), batch, int64_t{1}, height, pointer<const MapStats<T>>(rows),
-                                    pointer<double>(threshold), height, width);
-  });
-  return threshold;
-}
-
 Tensor salience_map(const Picture& picture) { return stages(picture).map; }
 
 std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Picture& picture) {
   const Stages s = stages(picture);
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = grad.device();
-  const at::ScalarType dtype = arithmetic(picture.image);
+  const at::ScalarType dtype = acc_dtype(picture.image.scalar_type());
   const Tensor incoming = grad.contiguous();
   const int64_t fine_h = s.feature_levels.height[0], fine_w = s.feature_levels.width[0];
   static const auto mips_backward =
-      op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>(
-          "texvlm::generate_mipmaps_backward");
+      op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, Maybe)>("texvlm::generate_mipmaps_backward");
   const Names mean(kMean);
   Tensor to_colours = new_zeros({batch, 3, fine_h, fine_w}, dtype, device), to_previous;
   if (s.previous.defined()) to_previous = new_zeros({batch, 3, fine_h, fine_w}, dtype, device);
@@ -247,78 +189,20 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
   return {to_picture(to_colours), to_picture(to_previous)};
 }
 
-void add_sobel_adjoint(const Tensor& plane, const Tensor& grad, double scale, bool clip, const Tensor& out) {
-  const int64_t height = plane.size(1), width = plane.size(2);
-  const Rect all{plane.size(0), 0, height, 0, width};
-  const Tensor x = new_tensor(plane.sizes(), plane.scalar_type(), plane.device()),
-               y = new_tensor(plane.sizes(), plane.scalar_type(), plane.device());
-  dispatch_plane(plane, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    for_each_pixel<SobelAdjointSeed, T>(plane.device(), all, Work{}, pointer<const T>(plane), plane_view<T>(grad), pointer<T>(x),
-                                        pointer<T>(y), height, width, static_cast<T>(scale), clip);
-    for_each_pixel<SobelAdjoint, T>(plane.device(), all, Work{}, pointer<const T>(x), pointer<const T>(y), pointer<T>(out),
-                                    height, width);
-  });
-}
-
-void add_motion_adjoint(const Picture& picture, const Tensor& grad, const PlaneGradients& to) {
-  const Tensor previous = luma_plane(picture.previous);
-  dispatch_plane(previous, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    for_each_pixel<MotionAdjoint, T>(previous.device(), picture.all(), Work{}, pointer<const T>(picture.luma),
-                                     pointer<const T>(previous), plane_view<T>(grad), pointer<T>(to.luma),
-                                     pointer<T>(to.previous_luma), picture.height(), picture.width());
-  });
-}
-
-namespace {
-
-Tensor gradient_of(const Tensor& image, const Tensor& luma, const Tensor& rgb, const int64_t (&at)[3], const Tensor& salience) {
-  TORCH_CHECK(image.scalar_type() != at::kByte, "texvlm: a uint8 picture has no gradient");
-  Tensor out = new_tensor(image.sizes(), arithmetic(image), image.device());
-  dispatch_plane(image, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using F = typename PictureAdjoint<T>::template For<T, 0>;
-    F f{image_view<const T>(image),
-        luma.defined() ? pointer<const T>(luma) : nullptr,
-        picture_view<T>(rgb),
-        picture_view<T>(salience),
-        {at[0], at[1], at[2]},
-        image_view<T>(out),
-        image.size(2),
-        image.size(3)};
-    for_each_pixel<PictureAdjoint<T>::template For, T>(image.device(), {image.size(0), 0, image.size(2), 0, image.size(3)},
-                                                       Work{1, 3}, f);
-  });
-  return out;
-}
-
-}  // namespace
-
-Tensor picture_gradient(const Tensor& image, const PlaneGradients& from) {
-  return gradient_of(image, from.luma, from.rgb, from.at, from.salience);
-}
-
-Tensor previous_gradient(const Tensor& previous, const PlaneGradients& from) {
-  return gradient_of(previous, from.previous_luma, Tensor(), {-1, -1, -1}, from.previous_salience);
-}
-
 // ---- the op ----
 
 namespace {
 
-using Maybe = const std::optional<Tensor>&;
-
 Picture picture_of(const char* op, const Tensor& image, Maybe previous) {
   check_picture(op, "image", image);
   check_previous(op, previous, image);
-  return {readable(image), readable(previous.value_or(Tensor())), {}, {}};
+  return {readable(image), readable(given(previous)), {}, {}};
 }
 
 Tensor saliency(const Tensor& image, Maybe previous) {
   const Picture picture = picture_of("saliency", image, previous);
   const Tensor map = salience_map(picture);
-  const at::ScalarType dtype = image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type();
+  const at::ScalarType dtype = texel_dtype(image);
   Tensor out = new_tensor({picture.batch(), picture.height(), picture.width()}, dtype, image.device());
   dispatch_texel(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -334,7 +218,7 @@ std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& i
   check_shape(op, "grad", grad, "[B, H, W]", {picture.batch(), picture.height(), picture.width()});
   check_same_device(op, "grad", grad, image);
   PlaneGradients to;
-  std::tie(to.salience, to.previous_salience) = salience_map_backward(grad.to(arithmetic(image)), picture);
+  std::tie(to.salience, to.previous_salience) = salience_map_backward(grad.to(acc_dtype(image.scalar_type())), picture);
   return {mask[0] ? picture_gradient(picture.image, to) : Tensor(),
           mask[1] && picture.previous.defined() ? previous_gradient(picture.previous, to) : Tensor()};
 }
@@ -355,22 +239,19 @@ std::tuple<Tensor, Tensor> call_backward(const Tensor& grad, const Tensor& image
 struct Saliency : torch::autograd::Function<Saliency> {
   static Tensor forward(AutogradContext* ctx, const Tensor& image, Maybe previous) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({image, previous.value_or(Tensor())});
+    ctx->save_for_backward({image, given(previous)});
     return call_saliency(image, previous);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const bool moves = saved[1].defined();
-    const auto [image, previous] =
-        call_backward(grads[0], saved[0], {ctx->needs_input_grad(0), moves && ctx->needs_input_grad(1)},
-                      moves ? std::optional<Tensor>(saved[1]) : std::nullopt);
-    const auto cast = [](const Tensor& g, const Tensor& like) { return g.defined() ? g.to(like.scalar_type()) : g; };
-    return {cast(image, saved[0]), cast(previous, saved[1])};
+    const auto [image, previous] = call_backward(
+        grads[0], saved[0], {ctx->needs_input_grad(0), saved[1].defined() && ctx->needs_input_grad(1)}, maybe(saved[1]));
+    return {cast_like(image, saved[0]), cast_like(previous, saved[1])};
   }
 };
 
 Tensor saliency_autograd(const Tensor& image, Maybe previous) {
-  const Tensor other = previous.value_or(Tensor());
+  const Tensor other = given(previous);
   if (records({&image, &other})) return Saliency::apply(image, previous);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return call_saliency(image, previous);

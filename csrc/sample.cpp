@@ -5,7 +5,6 @@
 
 #include "autograd.h"
 #include "cuda/sample.h"
-#include "filter.h"
 #include "fixed.h"
 #include "launch.h"
 #include "queries.h"

@@ -1,11 +1,13 @@
 // Host code of the stem `superpixel`: labels of a picture, their statistics as channels, and object boundaries.
-#include "superpixel.h"
+#include "math/merge.h"
 
 #include <ATen/ops/full.h>
 
 #include "autograd.h"
 #include "cuda/superpixel.h"
 #include "launch.h"
+#include "picture.h"
+#include "tensor.h"
 
 namespace texvlm {
 namespace {
@@ -155,8 +157,10 @@ std::tuple<Tensor, Tensor> superpixels(const Tensor& image, int64_t n) {
   const char* op = "superpixels";
   check_picture(op, "image", image);
   TEXVLM_CHECK(n >= 1, op, "n", "at least 1", n);
-  int64_t wanted = n;
-  const Tensor labels = superpixel_labels(image, wanted);
+  const int64_t wanted = std::min(n, image.size(2) * image.size(3));
+  const Tensor picture = readable(image);
+  Tensor labels;
+  dispatch_picture(picture, [&](auto tag) { labels = labels_of<typename decltype(tag)::type>(picture, wanted); });
   return {labels.to(at::kLong), at::full({image.size(0)}, wanted, at::TensorOptions().dtype(at::kLong).device(image.device()))};
 }
 
@@ -211,14 +215,6 @@ Tensor boundaries(const Tensor& image, const Tensor& labels) {
 }
 
 }  // namespace
-
-Tensor superpixel_labels(const Tensor& image, int64_t& wanted) {
-  wanted = std::min(wanted, image.size(2) * image.size(3));
-  const Tensor picture = readable(image);
-  Tensor labels;
-  dispatch_picture(picture, [&](auto tag) { labels = labels_of<typename decltype(tag)::type>(picture, wanted); });
-  return labels;
-}
 
 #define TEXVLM_SUPERPIXEL_KERNELS                     \
   m.impl("superpixels", superpixels);                 \

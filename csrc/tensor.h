@@ -35,6 +35,11 @@ auto dispatch_plane(const at::Tensor& plane, const F& body) {
   return plane.scalar_type() == at::kDouble ? body(Tag<double>{}) : body(Tag<float>{});
 }
 
+// The dtype of texels made from a picture: what was asked for, else the picture's own; float for bytes.
+inline at::ScalarType texel_dtype(const at::Tensor& image, std::optional<at::ScalarType> dtype = std::nullopt) {
+  return dtype.value_or(image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type());
+}
+
 // The dtype that coordinates, weights and gradient accumulators have beside texels of this dtype.
 inline at::ScalarType acc_dtype(at::ScalarType texel) { return texel == at::kDouble ? at::kDouble : at::kFloat; }
 

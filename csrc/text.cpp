@@ -1,23 +1,28 @@
 // Host code of the stem `text`: where a picture has writing.
-#include "text.h"
+#include "math/text.h"
 
 #include "autograd.h"
-#include "mips.h"
-#include "salience.h"
+#include "launch.h"
+#include "picture.h"
+#include "pyramid.h"
+#include "tensor.h"
 
 namespace texvlm {
+namespace {
 
+// Numbers that the network has.
 int64_t text_weight_count() {
   int64_t count = 0;
   for (const TextLayerShape& layer : kTextNetwork) count += layer.weights() + layer.outputs;
   return count;
 }
 
-Tensor text_map(const Tensor& image, const Tensor& luma, const Tensor& weights) {
+// Scores of the cells, [B, ceil(H / 16), ceil(W / 16)] in [0, 1], of a readable picture.
+Tensor text_map(const Tensor& image, const Tensor& weights) {
   const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
   const int64_t rows = (height + kTextCell - 1) / kTextCell, columns = (width + kTextCell - 1) / kTextCell;
   const c10::Device device = image.device();
-  const at::ScalarType dtype = image.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::ScalarType dtype = acc_dtype(image.scalar_type());
   int count = 1;
   while (count < kTextLevels && (std::max(height, width) >> count) > 0) ++count;
   const Levels levels = make_levels(height, width, count);
@@ -29,7 +34,6 @@ Tensor text_map(const Tensor& image, const Tensor& luma, const Tensor& weights) 
     using S = typename decltype(tag)::type;
     using A = Acc<S>;
     for_each_pixel<TextLuma<S>::template For, A>(device, {batch, 0, height, 0, width}, Work{}, image_view<const S>(image),
-                                                 luma.defined() ? pointer<const A>(luma) : nullptr, height, width,
                                                  texture_view<A>(pyramid, levels));
     build_mipmaps(pyramid, levels, check_reducers("text_regions", {"mean"}, 1));
     const Rect cells{batch, 0, rows, 0, columns};
@@ -53,7 +57,11 @@ Tensor text_map(const Tensor& image, const Tensor& luma, const Tensor& weights) 
   return map;
 }
 
-namespace {
+// The map as a functor reads it at the picture's pixels. Its height and width are those of the whole grid.
+template <class A>
+Enlarged<A> text_enlarged(const Tensor& map) {
+  return {pointer<const A>(map), map.size(1), map.size(2), map.size(1) * kTextCell, map.size(2) * kTextCell};
+}
 
 Tensor text_regions(const Tensor& image, const Tensor& weights) {
   const char* op = "text_regions";
@@ -64,8 +72,8 @@ Tensor text_regions(const Tensor& image, const Tensor& weights) {
   check_dtype(op, "weights", weights, at::kFloat, "");
   check_same_device(op, "weights", weights, image);
   const int64_t height = image.size(2), width = image.size(3);
-  const at::ScalarType dtype = image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type();
-  const Tensor map = text_map(readable(image), Tensor(), weights);
+  const at::ScalarType dtype = texel_dtype(image);
+  const Tensor map = text_map(readable(image), weights);
   Tensor out = new_tensor({image.size(0), height, width}, dtype, image.device());
   dispatch_texel(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -9,15 +9,11 @@
 
 #include "autograd.h"
 #include "launch.h"
-#include "salience.h"
+#include "picture.h"
 #include "tensor.h"
 
 namespace texvlm {
 namespace {
-
-using Maybe = const std::optional<Tensor>&;
-
-Tensor given(Maybe t) { return t.value_or(Tensor()); }
 
 void check_flow(const char* op, const Tensor& flow, const Tensor& occlusion, int64_t batch, at::ScalarType dtype,
                 const Tensor& other) {
@@ -33,10 +29,7 @@ void check_flow(const char* op, const Tensor& flow, const Tensor& occlusion, int
 
 template <class A>
 FlowField<A> flow_field(const Tensor& flow, const Tensor& occlusion, int64_t height, int64_t width, bool stay) {
-  ImageView<const bool> hidden{nullptr, 0, 0, 0, 0};
-  if (occlusion.defined())
-    hidden = {pointer<const bool>(occlusion), occlusion.stride(0), 0, occlusion.stride(1), occlusion.stride(2)};
-  return {image_view<const A>(flow), hidden, flow.size(2), flow.size(3), height, width, stay};
+  return {image_view<const A>(flow), plane_view<bool>(occlusion), flow.size(2), flow.size(3), height, width, stay};
 }
 
 // planes [B, C, H, W] moved by the flow.
@@ -138,7 +131,7 @@ Lumas lumas(const char* op, const Tensor& image, const Tensor& previous, const T
 
 Tensor motion(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
   const Lumas l = lumas("motion", image, previous, given(flow), given(occlusion));
-  const at::ScalarType dtype = image.scalar_type() == at::kByte ? at::kFloat : image.scalar_type();
+  const at::ScalarType dtype = texel_dtype(image);
   const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
   Tensor out = new_tensor({batch, height, width}, dtype, image.device());
   dispatch_texel(dtype, [&](auto tag) {
@@ -168,7 +161,7 @@ ThreeGradients motion_backward(const Tensor& grad, const Tensor& image, const Te
                                      pointer<const T>(l.before_moved), image_view<const T>(incoming), pointer<T>(to.luma),
                                      pointer<T>(to.previous_luma), height, width);
   };
-  l.luma.scalar_type() == at::kDouble ? add(Tag<double>{}) : add(Tag<float>{});
+  dispatch_plane(l.luma, add);
   Tensor to_flow;
   if (given(flow).defined()) {
     const auto [planes, field] =
@@ -180,11 +173,6 @@ ThreeGradients motion_backward(const Tensor& grad, const Tensor& image, const Te
 }
 
 // ---- autograd ----
-
-std::optional<Tensor> maybe(const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; }
-Tensor cast(const Tensor& gradient, const Tensor& like) {
-  return gradient.defined() ? gradient.to(like.scalar_type()) : gradient;
-}
 
 Tensor call_warp(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
   static const auto op = op_handle<Tensor(const Tensor&, const Tensor&, double, Maybe)>("texvlm::warp");
@@ -239,7 +227,7 @@ struct MotionFunction : torch::autograd::Function<MotionFunction> {
     const auto [image, previous, flow] = op.call(
         grads[0], saved[0], saved[1], {ctx->needs_input_grad(0), ctx->needs_input_grad(1), moves && ctx->needs_input_grad(2)},
         maybe(saved[2]), maybe(saved[3]));
-    return {cast(image, saved[0]), cast(previous, saved[1]), flow, Tensor()};
+    return {cast_like(image, saved[0]), cast_like(previous, saved[1]), flow, Tensor()};
   }
 };
 

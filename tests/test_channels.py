@@ -152,6 +152,15 @@ def test_adjoint_identity(name: str, size: tuple[int, int]) -> None:
     torch.testing.assert_close((data * y).sum(), (x * back).sum())
 
 
+@pytest.mark.parametrize("most", [1e15, 1e19, 3.4e38])
+def test_large_numbers_are_finite(most: float) -> None:
+    image = torch.rand(1, 3, 24, 40, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    fixation = torch.tensor([[most, -most]])
+    made = texvlm.build_channels(image * most, previous=-image * most, channels="minimal", fixation=fixation, levels=1)
+    assert made.data.isfinite().all(), [name for name in made.names if not made.level(0)[:, made.index(name)].isfinite().all()]
+    assert (made.level(0)[:, made.index("eccentricity")] <= 1.01).all()
+
+
 def test_not_a_number_is_zero_and_has_no_gradient() -> None:
     image = torch.rand(1, 3, 20, 20)
     clean = image.clone()

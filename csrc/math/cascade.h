@@ -13,12 +13,7 @@ constexpr int kEntropyBins = 16;    // bins of the histogram of luma over [0, 1]
 constexpr int kEntropyTable = 257;  // counts 0..256: the cells of 16 x 16 samples
 constexpr int kSamplesAround = 3;   // a cell of one sample takes its entropy over the centres of the 3 x 3 cells around it
 
-enum ScoreChannel { kRed = 0, kGreen = 1, kBlue = 2, kEdge = 3, kSaliency = 4, kScoreChannels = 5 };
-
-TEXVLM_HD float log2_of(float v) { return log2f(v); }
-TEXVLM_HD double log2_of(double v) { return log2(v); }
-TEXVLM_HD float sqrt_of(float v) { return sqrtf(v); }
-TEXVLM_HD double sqrt_of(double v) { return sqrt(v); }
+enum ScoreChannel { kScoreRed, kScoreGreen, kScoreBlue, kScoreEdge, kScoreSaliency, kScoreChannels };
 
 // -p log2 p of a share p = count / total; 0 for a count of 0.
 template <class A>
@@ -193,19 +188,19 @@ struct ScoreCells {
         A value[kScoreChannels];
         if constexpr (kAligned) {
           const T* texel = line + clamp<int64_t>(left + j, 0, width - 1) * texture.channels;
-          for (int k = 0; k < kEdge; ++k) value[k] = static_cast<A>(texel[channel[k]]);
+          for (int k = 0; k < kScoreEdge; ++k) value[k] = static_cast<A>(texel[channel[k]]);
           if (centre) {
-            for (int k = kEdge; k < kScoreChannels; ++k) value[k] = static_cast<A>(texel[channel[k]]);
+            for (int k = kScoreEdge; k < kScoreChannels; ++k) value[k] = static_cast<A>(texel[channel[k]]);
           }
         } else {
           const Taps x = j < kCached ? cached[j] : taps(cx, j, texture.levels.width);
-          interpolate(texels, y, x, 0, centre ? kScoreChannels : kEdge, value);
+          interpolate(texels, y, x, 0, centre ? kScoreChannels : kScoreEdge, value);
         }
         if (!small) histogram.make_room();
-        histogram.add(luma_bin(luma(value[kRed], value[kGreen], value[kBlue])));
+        histogram.add(luma_bin(luma(value[kScoreRed], value[kScoreGreen], value[kScoreBlue])));
         if (centre) {
-          row_energy += value[kEdge] * value[kEdge];
-          row_conspicuous += value[kSaliency];
+          row_energy += value[kScoreEdge] * value[kScoreEdge];
+          row_conspicuous += value[kScoreSaliency];
         }
       }
       energy += row_energy;

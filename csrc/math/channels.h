@@ -138,13 +138,14 @@ struct Fixation {
   A x, y, far_x, far_y, far, sign_x, sign_y;
   bool is_finite;
 };
+constexpr int kFarthest = 65536;  // a fixation is taken to be within so many pictures: its distances then have finite squares
 template <class A>
 TEXVLM_HD Fixation<A> fixation_of(const A* uv, int64_t b, int64_t height, int64_t width) {
   const A u = uv ? uv[2 * b] : A(0.5), v = uv ? uv[2 * b + 1] : A(0.5), w = static_cast<A>(width), h = static_cast<A>(height);
   Fixation<A> f;
   f.is_finite = finite(u) && finite(v);
-  f.x = (f.is_finite ? u : A(0.5)) * w;
-  f.y = (f.is_finite ? v : A(0.5)) * h;
+  f.x = (f.is_finite ? clamp(u, -A(kFarthest), A(kFarthest)) : A(0.5)) * w;
+  f.y = (f.is_finite ? clamp(v, -A(kFarthest), A(kFarthest)) : A(0.5)) * h;
   f.sign_x = w - f.x >= f.x ? A(-1) : A(1);
   f.sign_y = h - f.y >= f.y ? A(-1) : A(1);
   f.far_x = f.sign_x < A(0) ? w - f.x : f.x;

@@ -7,7 +7,7 @@
 // once along a row, so the envelope stays exact.
 #pragma once
 
-#include "texture.h"
+#include "scalar.h"
 
 namespace texvlm {
 

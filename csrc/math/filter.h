@@ -14,9 +14,6 @@ namespace texvlm {
 enum class Address : uint8_t { clamp = 0, wrap = 1, mirror = 2, border = 3 };
 enum class Filter : uint8_t { nearest = 0, bilinear = 1, trilinear = 2 };
 
-TEXVLM_HD float floor_of(float v) { return floorf(v); }
-TEXVLM_HD double floor_of(double v) { return floor(v); }
-
 // The two texels that a coordinate lies between, their weights, and the derivatives of the weights by the texel coordinate.
 template <class A>
 struct AxisLerp {
@@ -109,29 +106,6 @@ TEXVLM_HD A fetch(const T* texels, int64_t channels, const Bilinear<A>& q) {
   const A top = q.x.w0 * static_cast<A>(texels[q.t00 * channels]) + q.x.w1 * static_cast<A>(texels[q.t01 * channels]);
   const A bottom = q.x.w0 * static_cast<A>(texels[q.t10 * channels]) + q.x.w1 * static_cast<A>(texels[q.t11 * channels]);
   return q.y.w0 * top + q.y.w1 * bottom;
-}
-
-// Derivatives of fetch by the texel coordinates: multiply by the level's width (height) for d/du (d/dv).
-template <class A, class T>
-TEXVLM_HD A fetch_dx(const T* texels, int64_t channels, const Bilinear<A>& q) {
-  const A top = q.x.d0 * static_cast<A>(texels[q.t00 * channels]) + q.x.d1 * static_cast<A>(texels[q.t01 * channels]);
-  const A bottom = q.x.d0 * static_cast<A>(texels[q.t10 * channels]) + q.x.d1 * static_cast<A>(texels[q.t11 * channels]);
-  return q.y.w0 * top + q.y.w1 * bottom;
-}
-template <class A, class T>
-TEXVLM_HD A fetch_dy(const T* texels, int64_t channels, const Bilinear<A>& q) {
-  const A top = q.x.w0 * static_cast<A>(texels[q.t00 * channels]) + q.x.w1 * static_cast<A>(texels[q.t01 * channels]);
-  const A bottom = q.x.w0 * static_cast<A>(texels[q.t10 * channels]) + q.x.w1 * static_cast<A>(texels[q.t11 * channels]);
-  return q.y.d0 * top + q.y.d1 * bottom;
-}
-
-// Adjoint of fetch: adds g, weighted, to the gradients of the four texels.
-template <class A>
-TEXVLM_HD void scatter(A* texels, int64_t channels, const Bilinear<A>& q, A g) {
-  accumulate(texels + q.t00 * channels, q.y.w0 * q.x.w0 * g);
-  accumulate(texels + q.t01 * channels, q.y.w0 * q.x.w1 * g);
-  accumulate(texels + q.t10 * channels, q.y.w1 * q.x.w0 * g);
-  accumulate(texels + q.t11 * channels, q.y.w1 * q.x.w1 * g);
 }
 
 }  // namespace texvlm

@@ -10,13 +10,6 @@
 
 namespace texvlm {
 
-TEXVLM_HD float log2_of(float v) { return log2f(v); }
-TEXVLM_HD double log2_of(double v) { return log2(v); }
-TEXVLM_HD float exp2_of(float v) { return exp2f(v); }
-TEXVLM_HD double exp2_of(double v) { return exp2(v); }
-TEXVLM_HD float sqrt_of(float v) { return sqrtf(v); }
-TEXVLM_HD double sqrt_of(double v) { return sqrt(v); }
-
 // sqrt(x^2 + y^2); no intermediate result overflows, or vanishes where the length does not.
 template <class A>
 TEXVLM_HD A length(A x, A y) {
@@ -143,14 +136,6 @@ TEXVLM_HD bool all_inside(const Bilinear<A>& q) {
   return q.x.d0 != A(0) && q.x.d1 != A(0) && q.y.d0 != A(0) && q.y.d1 != A(0);
 }
 
-// The four texels around a tap in each of its two levels, weighted exactly.
-struct ExactTaps {
-  template <class A>
-  TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Address address) {
-    return lod_taps(u, v, lod, levels, Filter::trilinear, address);
-  }
-};
-
 template <class T, int C, class Taps>
 struct SampleFootprint {
   using A = Acc<T>;
@@ -173,10 +158,8 @@ struct SampleFootprint {
     }
     const T* texels = texture.data + b * texture.batch_stride;
     for (int64_t c = c0; c < c1; c += kTapChunk) smooth(p, u, v, texels + c, minimum(kTapChunk, c1 - c), to + c);
-    if (!reducers.any_mode) return;
-    const int64_t texel = nearest_texel(u, v, p.lod, texture.levels, address);
-    for (int64_t c = c0; c < c1; ++c)
-      if (reducers.of(c) == Reducer::mode) to[c] = texel < 0 ? static_cast<T>(A(0)) : texels[texel * channels + c];
+    if (reducers.any_mode)
+      copy_nearest(texture, reducers, false, b, nearest_texel(u, v, p.lod, texture.levels, address), c0, c1, to);
   }
 
   TEXVLM_HD void smooth(const Footprint<A>& p, A u, A v, const T* texels, int64_t wide, T* to) const {
@@ -185,7 +168,7 @@ struct SampleFootprint {
     for (int64_t c = 0; c < wide; ++c) sum[c] = A(0);
     for (int i = 0; i < p.taps; ++i) {
       const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
-      const LodTaps<A> q = Taps::at(tap.u, tap.v, p.lod, texture.levels, address);
+      const LodTaps<A> q = Taps::at(tap.u, tap.v, p.lod, texture.levels, Filter::trilinear, address);
       add(texels, channels, q.near, A(1) - q.level.t, wide, sum);
       if (q.level.t != A(0)) add(texels, channels, q.far, q.level.t, wide, sum);
     }

@@ -11,11 +11,6 @@
 
 namespace texvlm {
 
-TEXVLM_HD float log2_of(float v) { return log2f(v); }
-TEXVLM_HD double log2_of(double v) { return log2(v); }
-TEXVLM_HD float hypot_of(float x, float y) { return hypotf(x, y); }
-TEXVLM_HD double hypot_of(double x, double y) { return hypot(x, y); }
-
 // fixation [B, F, 2] uv, offsets [N, 2] level-0 pixels, m0 and e0 one value each: tokens n = f * N + k of
 // picture b.
 template <class A>

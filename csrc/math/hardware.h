@@ -31,25 +31,18 @@ TEXVLM_HD AxisLerp<A> quantised(AxisLerp<A> p) {
   return p;
 }
 
-template <class A>
-TEXVLM_HD LodTaps<A> quantised_taps(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
-  // The nearest level is that of the LOD itself; between levels it is rounded before it is split, so 1.999 is level 2.
-  LodTaps<A> q = lod_taps(u, v, filter == Filter::trilinear ? fixed_point(lod, kLodBits) : lod, levels, filter, address);
-  q.near.x = quantised(q.near.x);
-  q.near.y = quantised(q.near.y);
-  q.far.x = quantised(q.far.x);
-  q.far.y = quantised(q.far.y);
-  return q;
-}
-
-// The mode channels of a query, or all of them under Filter::nearest: the nearest texel of the nearest level.
-template <class T>
-TEXVLM_HD void copy_nearest(const TextureView<const T>& texture, const Reducers& reducers, bool all, int64_t b, int64_t texel,
-                            int64_t c0, int64_t c1, T* to) {
-  const T* from = texture.data + b * texture.batch_stride + texel * texture.channels;
-  for (int64_t c = c0; c < c1; ++c)
-    if (all || reducers.of(c) == Reducer::mode) to[c] = texel < 0 ? static_cast<T>(0.0f) : from[c];
-}
+struct FixedPointTaps {
+  template <class A>
+  TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
+    // The nearest level is that of the LOD itself; between levels it is rounded before it is split, so 1.999 is level 2.
+    LodTaps<A> q = lod_taps(u, v, filter == Filter::trilinear ? fixed_point(lod, kLodBits) : lod, levels, filter, address);
+    q.near.x = quantised(q.near.x);
+    q.near.y = quantised(q.near.y);
+    q.far.x = quantised(q.far.x);
+    q.far.y = quantised(q.far.y);
+    return q;
+  }
+};
 
 template <class T, int C>
 struct SampleLodHardware {
@@ -63,36 +56,12 @@ struct SampleLodHardware {
   Address address;
 
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
-    const int64_t channels = C ? C : texture.channels;
-    T* to = out + (b * count + n) * channels;
-    const A u = queries.u(b, n), v = queries.v(b, n), lod = queries.level(b, n);
-    if (!(finite(u) && finite(v) && finite(lod))) {
-      for (int64_t c = c0; c < c1; ++c) to[c] = not_a_number<T>();
-      return;
-    }
-    const bool nearest = filter == Filter::nearest;
-    if (!nearest) {
-      const LodTaps<A> q = quantised_taps(u, v, lod, texture.levels, filter, address);
-      const T* texels = texture.data + b * texture.batch_stride;
-      for (int64_t c = c0; c < c1; ++c) {
-        A value = blend(corners(texels + c, channels, q.near), q.near);
-        if (q.level.t != A(0))
-          value = (A(1) - q.level.t) * value + q.level.t * blend(corners(texels + c, channels, q.far), q.far);
-        to[c] = static_cast<T>(value);
-      }
-    }
-    if (nearest || reducers.any_mode)
-      copy_nearest(texture, reducers, nearest, b, nearest_texel(u, v, lod, texture.levels, address), c0, c1, to);
+    sample_lod_query<FixedPointTaps>(texture, queries, reducers, filter, address, b, n, c0, c1,
+                                     out + (b * count + n) * (C ? C : texture.channels));
   }
 };
 
 // Hardware chooses the taps of a footprint itself; these are the taps of SampleGrad with weights in fixed point.
-struct FixedPointTaps {
-  template <class A>
-  TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Address address) {
-    return quantised_taps(u, v, lod, levels, Filter::trilinear, address);
-  }
-};
 template <class T, int C>
 using SampleGradHardware = SampleFootprint<T, C, FixedPointTaps>;
 

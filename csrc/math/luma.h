@@ -27,9 +27,13 @@ TEXVLM_HD A pixel(double v) {
   return finite(v) ? static_cast<A>(v) : A(0);
 }
 
+// Cut off where the square of what is made from it would not be finite; values in [0, 1] are far from it.
+constexpr float kMostLuma = 1e15f;
+
 template <class A>
 TEXVLM_HD A luma_of(A r, A g, A b) {
-  return A(kLumaRed) * r + A(kLumaGreen) * g + A(kLumaBlue) * b;
+  const A most = A(kMostLuma);
+  return A(kLumaRed) * clamp(r, -most, most) + A(kLumaGreen) * clamp(g, -most, most) + A(kLumaBlue) * clamp(b, -most, most);
 }
 
 // Luma of n pixels of a row. A picture without data has luma 0.

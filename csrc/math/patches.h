@@ -13,9 +13,6 @@
 
 namespace texvlm {
 
-TEXVLM_HD float exp2_of(float v) { return exp2f(v); }
-TEXVLM_HD double exp2_of(double v) { return exp2(v); }
-
 // Where a patch lies: its centre in uv, its levels, and the map from sample offsets to uv.
 template <class A>
 struct PatchFrame {

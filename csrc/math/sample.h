@@ -66,6 +66,48 @@ TEXVLM_HD T not_a_number() {
   return static_cast<T>(static_cast<Acc<T>>(NAN));
 }
 
+// The mode channels of a query, or all of them under Filter::nearest: the nearest texel of the nearest level.
+template <class T>
+TEXVLM_HD void copy_nearest(const TextureView<const T>& texture, const Reducers& reducers, bool all, int64_t b, int64_t texel,
+                            int64_t c0, int64_t c1, T* to) {
+  const int64_t at = b * texture.batch_stride + texel * texture.channels;
+  for (int64_t c = c0; c < c1; ++c)
+    if (all || reducers.of(c) == Reducer::mode) to[c] = texel < 0 ? static_cast<T>(0.0f) : texture.data[at + c];
+}
+
+// The four texels around a place in each of its two levels, weighted exactly.
+struct ExactTaps {
+  template <class A>
+  TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
+    return lod_taps(u, v, lod, levels, filter, address);
+  }
+};
+
+// Channels [c0, c1) of query n; `to`: its channels.
+template <class Taps, class T>
+TEXVLM_HD void sample_lod_query(const TextureView<const T>& texture, const QueryView<Acc<T>>& queries, const Reducers& reducers,
+                                Filter filter, Address address, int64_t b, int64_t n, int64_t c0, int64_t c1, T* to) {
+  using A = Acc<T>;
+  const A u = queries.u(b, n), v = queries.v(b, n), lod = queries.level(b, n);
+  if (!(finite(u) && finite(v) && finite(lod))) {
+    for (int64_t c = c0; c < c1; ++c) to[c] = not_a_number<T>();
+    return;
+  }
+  const bool nearest = filter == Filter::nearest;
+  if (!nearest && !(reducers.uniform && reducers.any_mode)) {
+    const LodTaps<A> q = Taps::at(u, v, lod, texture.levels, filter, address);
+    const T* texels = texture.data + b * texture.batch_stride;
+    for (int64_t c = c0; c < c1; ++c) {
+      A value = blend(corners(texels + c, texture.channels, q.near), q.near);
+      if (q.level.t != A(0))
+        value = (A(1) - q.level.t) * value + q.level.t * blend(corners(texels + c, texture.channels, q.far), q.far);
+      to[c] = static_cast<T>(value);
+    }
+  }
+  if (nearest || reducers.any_mode)
+    copy_nearest(texture, reducers, nearest, b, nearest_texel(u, v, lod, texture.levels, address), c0, c1, to);
+}
+
 template <class T, int C>
 struct SampleLod {
   using A = Acc<T>;
@@ -79,29 +121,8 @@ struct SampleLod {
   int64_t elements;  // of the whole buffer
 
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
-    const int64_t channels = C ? C : texture.channels;
-    T* to = out + (b * count + n) * channels;
-    const A u = queries.u(b, n), v = queries.v(b, n), lod = queries.level(b, n);
-    if (!(finite(u) && finite(v) && finite(lod))) {
-      for (int64_t c = c0; c < c1; ++c) to[c] = not_a_number<T>();
-      return;
-    }
-    const T* texels = texture.data + b * texture.batch_stride;
-    if (filter == Filter::nearest || reducers.any_mode)
-      nearest(texels, nearest_texel(u, v, lod, texture.levels, address), to, c0, c1);
-    if (filter == Filter::nearest || (reducers.uniform && reducers.any_mode)) return;
-    const LodTaps<A> q = lod_taps(u, v, lod, texture.levels, filter, address);
-    for (int64_t c = c0; c < c1; ++c) {
-      if (reducers.any_mode && reducers.of(c) == Reducer::mode) continue;
-      A value = blend(corners(texels + c, channels, q.near), q.near);
-      if (q.level.t != A(0)) value = (A(1) - q.level.t) * value + q.level.t * blend(corners(texels + c, channels, q.far), q.far);
-      to[c] = static_cast<T>(value);
-    }
-  }
-
-  TEXVLM_HD void nearest(const T* texels, int64_t texel, T* to, int64_t c0, int64_t c1) const {
-    const int64_t channels = C ? C : texture.channels;
-    for (int64_t c = c0; c < c1; ++c) to[c] = texel < 0 ? static_cast<T>(A(0)) : texels[texel * channels + c];
+    sample_lod_query<ExactTaps>(texture, queries, reducers, filter, address, b, n, c0, c1,
+                                out + (b * count + n) * (C ? C : texture.channels));
   }
 
 #if defined(TEXVLM_HOST_LOOPS)
@@ -184,10 +205,9 @@ struct SampleLod {
   TEXVLM_NOINLINE void modes(int64_t b, int64_t n) const {
     const A u = queries.u(b, n), v = queries.v(b, n), lod = queries.level(b, n);
     if (!(finite(u) && finite(v) && finite(lod))) return;
-    const int64_t channels = C ? C : texture.channels, texel = nearest_texel(u, v, lod, texture.levels, address);
-    T* to = out + (b * count + n) * channels;
-    for (int64_t c = 0; c < channels; ++c)
-      if (reducers.of(c) == Reducer::mode) nearest(texture.data + b * texture.batch_stride, texel, to, c, c + 1);
+    const int64_t channels = C ? C : texture.channels;
+    copy_nearest(texture, reducers, false, b, nearest_texel(u, v, lod, texture.levels, address), int64_t{0}, channels,
+                 out + (b * count + n) * channels);
   }
 
   // `last`: nothing may be written beyond this query's channels.

@@ -47,6 +47,18 @@ TEXVLM_HD float bits_float(uint32_t u) {
   return v;
 }
 
+// C's functions by overload: std:: has them on the host alone.
+TEXVLM_HD float floor_of(float v) { return floorf(v); }
+TEXVLM_HD double floor_of(double v) { return floor(v); }
+TEXVLM_HD float sqrt_of(float v) { return sqrtf(v); }
+TEXVLM_HD double sqrt_of(double v) { return sqrt(v); }
+TEXVLM_HD float exp2_of(float v) { return exp2f(v); }
+TEXVLM_HD double exp2_of(double v) { return exp2(v); }
+TEXVLM_HD float log2_of(float v) { return log2f(v); }
+TEXVLM_HD double log2_of(double v) { return log2(v); }
+TEXVLM_HD float hypot_of(float x, float y) { return hypotf(x, y); }
+TEXVLM_HD double hypot_of(double x, double y) { return hypot(x, y); }
+
 // IEEE binary16. The conversions are branch-free (selects only), so that loops over halves vectorise without F16C; they
 // round to nearest even, keep infinities, and keep NaN as a quiet NaN. Method: F. Giesen, "Half to float done quick" (2012).
 struct Half {

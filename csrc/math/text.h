@@ -32,7 +32,7 @@ constexpr TextLayerShape kTextNetwork[] = {{kTextStatistics, kTextHidden, 1, 1},
 
 // Base-2 logarithm of a number >= 1, the same on all machines and free of calls: the exponent, and the series of atanh.
 template <class A>
-TEXVLM_HD A log2_of(A x) {
+TEXVLM_HD A log2_series(A x) {
   const uint32_t bits = float_bits(static_cast<float>(x)) - 0x3f3504f3u;  // the mantissa is taken in [sqrt 1/2, sqrt 2)
   const int exponent = static_cast<int>(bits) >> 23;
   const A m = x * static_cast<A>(bits_float(static_cast<uint32_t>(127 - exponent) << 23)), t = (m - A(1)) / (m + A(1)), s = t * t;
@@ -41,29 +41,22 @@ TEXVLM_HD A log2_of(A x) {
   return static_cast<A>(exponent) + A(2.8853900817779268) * t * sum;  // 2 / ln 2
 }
 
-// Luma, cut off to [0, 1], into level 0 of a texture of one channel: of the picture, or from its plane [B, H, W] if there is one.
+// Luma, cut off to [0, 1], into level 0 of a texture of one channel.
 template <class S>
 struct TextLuma {
   template <class T, int C>
   struct For {
     ImageView<const S> image;
-    const T* luma;
-    int64_t height, width;
     TextureView<T> texture;
 
     TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-      const T v = luma ? luma[(b * height + y) * width + x] : luma_at<T>(image, b, y, x);
-      *texture.texel(b, 0, y, x) = clamp(v, T(0), T(1));
+      *texture.texel(b, 0, y, x) = clamp(luma_at<T>(image, b, y, x), T(0), T(1));
     }
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       for (int64_t x = x0; x < x1; x += kRun) {
         const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
         T v[kRun];
-        if (luma) {
-          for (int j = 0; j < n; ++j) v[j] = luma[(b * height + y) * width + x + j];
-        } else {
-          luma_run(image, b, y, x, n, v);
-        }
+        luma_run(image, b, y, x, n, v);
         T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, x);
         for (int j = 0; j < n; ++j) out[j] = clamp(v[j], T(0), T(1));
       }
@@ -112,7 +105,7 @@ struct TextStatistics {
   TEXVLM_HD const T* line(int64_t b, int64_t y) const {
     return texture.texel(b, level, clamp<int64_t>(y, 0, texture.levels.height[level] - 1), 0);
   }
-  TEXVLM_HD static T input(T value) { return log2_of(T(1) + T(kTextGain) * maximum(value, T(0))) * T(0.125); }
+  TEXVLM_HD static T input(T value) { return log2_series(T(1) + T(kTextGain) * maximum(value, T(0))) * T(0.125); }
   TEXVLM_HD T* plane(int64_t b, int64_t k, int64_t y, int64_t x) const {
     return out + ((b * (kTextStatistics + 1) + k) * rows + y) * columns + x;
   }

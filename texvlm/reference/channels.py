@@ -27,6 +27,9 @@ BINOMIAL = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
 EDGE_THRESHOLD = 2.0
 """A pixel is an edge pixel where edge is above this many times its mean over the picture."""
 
+FARTHEST = 65536
+"""A fixation is taken to be within so many pictures, so that the squares of its distances are finite."""
+
 CHANNEL_REDUCERS = {
     **dict.fromkeys(range(40), "mean"),
     **dict.fromkeys((3, 4, 7, 17, 37, 38, 39), "max"),
@@ -83,7 +86,7 @@ def eccentricity(light: Tensor, fixation: Tensor | None = None) -> Tensor:
     size = torch.tensor([width, height], dtype=light.dtype, device=light.device)
     fixation = torch.full_like(size, 0.5).expand(batch, 2) if fixation is None else fixation.to(light)
     finite = fixation.isfinite().all(-1)
-    at = torch.where(finite[:, None], fixation, 0.5) * size
+    at = torch.where(finite[:, None], fixation, 0.5).clamp(-FARTHEST, FARTHEST) * size
     x = torch.arange(width, device=light.device) + 0.5 - at[:, 0, None, None]
     y = (torch.arange(height, device=light.device) + 0.5)[:, None] - at[:, 1, None, None]
     far = torch.where(size - at >= at, size - at, at)

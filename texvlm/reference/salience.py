@@ -13,6 +13,9 @@ from .pyramid import UINT8_SCALE, compute_dtype, generate_mipmaps, level_count, 
 LUMA_WEIGHTS = (0.299, 0.587, 0.114)
 """Luma of red, green, blue (ITU-R BT.601)."""
 
+MOST_LUMA = 1e15
+"""Pixels count as no more in luma: the squares of what is made from it are then finite."""
+
 EDGE_SCALE = 4 * math.sqrt(1.25)
 """The largest magnitude that the Sobel operator can give on values in [0, 1]: |(4, 2)|."""
 
@@ -82,8 +85,9 @@ def sqrt0(value: Tensor) -> Tensor:
 
 
 def luma(planes: Tensor) -> Tensor:
-    """Return 0.299 r + 0.587 g + 0.114 b, `[B, H, W]`, of `[B, 3, H, W]`."""
+    """Return 0.299 r + 0.587 g + 0.114 b, `[B, H, W]`, of `[B, 3, H, W]`, each cut off at MOST_LUMA."""
     red, green, blue = LUMA_WEIGHTS
+    planes = planes.clamp(-MOST_LUMA, MOST_LUMA)
     return red * planes[:, 0] + green * planes[:, 1] + blue * planes[:, 2]
 
 

@@ -263,7 +263,7 @@ inline Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int6
 
 // scores [B, N] -> the k best: values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last.
 inline std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt);
   static const auto op = detail::op<Signature>("texvlm::select_topk");
   return op.call(scores, k);
 }
