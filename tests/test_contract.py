@@ -208,8 +208,9 @@ def test_functorch_raises_or_is_right(case: Case, generator: torch.Generator) ->
 def test_cuda_equals_cpu(case: Case, generator: torch.Generator, cuda: torch.device) -> None:
     args = case.make(torch.float32 if torch.float32 in case.dtypes else case.dtypes[0], generator)
     on_gpu = tree_map(lambda a: a.to(cuda) if isinstance(a, torch.Tensor) else a, args)
+    drivers = case.atol if case.op.endswith("_gl") else None  # two graphics drivers, each with its own rounding of halves
     for a, b in zip(run(case, on_gpu), run(case, clones(args)), strict=True):
-        torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-5, equal_nan=True)
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=drivers or 1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("bad", all_bad(), ids=str)
