@@ -81,15 +81,13 @@ bool gl_context_is_on(int device) {
   constexpr int kAll = 1;  // cudaGLDeviceListAll
   unsigned count = 0;
   int devices[16] = {};
+  check(cudaSetDevice(device), "cudaSetDevice");  // first: the question would make a context on device 0, where a new thread is
   if (cudaGLGetDevices(&count, devices, 16, kAll) != cudaSuccess) {
     cudaGetLastError();  // a context of another vendor
     return false;
   }
   for (unsigned i = 0; i < count && i < 16; ++i) {
-    if (devices[i] == device) {
-      check(cudaSetDevice(device), "cudaSetDevice");
-      return true;
-    }
+    if (devices[i] == device) return true;
   }
   return false;
 }
@@ -107,11 +105,12 @@ GlImage gl_register(unsigned texture, unsigned target, int64_t layers, void* str
     gl_map(image, stream);
     cudaMipmappedArray_t all;
     cudaArray_t array;
+    cudaChannelFormatDesc format = {};
     cudaExtent extent = {};
     unsigned flags = 0;
     if (cudaGraphicsResourceGetMappedMipmappedArray(&all, resource) == cudaSuccess &&
         cudaGetMipmappedArrayLevel(&array, all, 0) == cudaSuccess &&
-        cudaArrayGetInfo(nullptr, &extent, &flags, array) == cudaSuccess) {
+        cudaArrayGetInfo(&format, &extent, &flags, array) == cudaSuccess) {
       image.layered = static_cast<int64_t>(extent.depth) == layers;
     } else {
       cudaGetLastError();
