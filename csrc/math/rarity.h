@@ -354,15 +354,17 @@ struct RarityMoments {
   }
 };
 
-// Item n = 0: the rows added up, into the first of them.
+// Item k: moment k of the rows added up, into the first of them.
 template <class T, int C>
 struct AddRows {
   double* rows;  // [B, h, kMoments]
   int64_t h;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
-    for (int64_t y = 1; y < h; ++y)
-      for (int k = 0; k < kMoments; ++k) rows[b * h * kMoments + k] += rows[(b * h + y) * kMoments + k];
+  TEXVLM_HD void operator()(int64_t b, int64_t k, int64_t, int64_t) const {
+    double* const first = rows + b * h * kMoments + k;
+    double sum = *first;
+    for (int64_t y = 1; y < h; ++y) sum += first[y * kMoments];
+    *first = sum;
   }
 };
 
