@@ -213,6 +213,19 @@ def test_cuda_equals_cpu(case: Case, generator: torch.Generator, cuda: torch.dev
         torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=drivers or 1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_cuda_gradients_equal_cpu(case: Case, generator: torch.Generator, cuda: torch.device) -> None:
+    args, results, weights = case.make(torch.float64, generator), [], None
+    for device in (cuda, torch.device("cpu")):
+        mine = with_grad(case, tree_map(lambda a, device=device: a.to(device) if isinstance(a, torch.Tensor) else a, args))
+        out = outputs_with_grad(run(case, mine))
+        weights = weights or [torch.randn(o.shape, dtype=o.dtype, generator=generator) for o in out]
+        inputs = [leaf(mine, i) for i in case.grads]
+        results.append(torch.autograd.grad(out, inputs, [w.to(device) for w in weights]))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("bad", all_bad(), ids=str)
 def test_bad_input(bad: Bad) -> None:
     args = bad.make()
