@@ -75,7 +75,11 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "texture_cache_stats",
       [] {
-        const texvlm::TextureCacheStats s = texvlm::texture_cache_stats();
+        texvlm::TextureCacheStats s;
+        {
+          const pybind11::gil_scoped_release unlocked;  // another thread may hold the cache while it waits for the device
+          s = texvlm::texture_cache_stats();
+        }
         pybind11::dict stats;
         stats["arrays"] = s.arrays;
         stats["bytes"] = s.bytes;
@@ -88,7 +92,8 @@ PYBIND11_MODULE(_C, m) {
         return stats;
       },
       "The cache of texture arrays: arrays, bytes, limit, held (by CUDA graphs); hits, fills, created, evicted since the start.");
-  m.def("empty_texture_cache", &texvlm::empty_texture_cache, "Frees the kept texture arrays, but those that CUDA graphs hold.");
+  m.def("empty_texture_cache", &texvlm::empty_texture_cache, pybind11::call_guard<pybind11::gil_scoped_release>(),
+        "Frees the kept texture arrays, but those that CUDA graphs hold.");
 #if defined(__SANITIZE_ADDRESS__)
   m.def(
       "overflow",

@@ -150,7 +150,7 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
       const RarityMoments<T, 0> moments{s.pair<T>(p), pointer<const Whitening>(s.whitening[p]), pointer<const T>(to_length),
                                         pointer<const T>(s.length), pointer<double>(rows)};
       for_each_item<host::kFast<T>>(device, batch, s.h, s.w * kMoments, moments);
-      for_each_item<AddRows, T>(device, batch, 1, s.h * kMoments, pointer<double>(rows), s.h);
+      for_each_item<AddRows, T>(device, batch, kMoments, s.h, pointer<double>(rows), s.h);
       for_each_pixel<SalienceRarityAdjoint, T>(device, s.places(), Work{1, 2 * kMoments}, moments,
                                                pointer<T>(to_steps[centre_of(p)]), pointer<T>(to_steps[surround_of(p)]));
     }

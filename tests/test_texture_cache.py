@@ -11,6 +11,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -421,6 +422,9 @@ def test_graphs(cuda: torch.device) -> None:
     del graph
     gc.collect()
     torch.cuda.synchronize()
+    until = time.monotonic() + 10  # CUDA lets go in a thread of its own, which nothing waits for
+    while texture_cache_stats()["held"] and time.monotonic() < until:
+        time.sleep(0.01)
     assert texture_cache_stats()["held"] == 0
     texture.sample(uv, 0.4, backend="texture")
 

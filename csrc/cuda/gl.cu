@@ -1,5 +1,7 @@
 #include "gl.h"
 
+#include <algorithm>
+
 #include "../math/gl.h"
 #include "launch.cuh"
 
@@ -81,17 +83,15 @@ bool gl_context_is_on(int device) {
   constexpr int kAll = 1;  // cudaGLDeviceListAll
   unsigned count = 0;
   int devices[16] = {};
-  if (cudaGLGetDevices(&count, devices, 16, kAll) != cudaSuccess) {
+  // First the device: a new thread is on device 0, where the question would make a context. And this thread never captures:
+  // what it maps must not end the capture of another.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  if (cudaSetDevice(device) != cudaSuccess || cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess ||
+      cudaGLGetDevices(&count, devices, 16, kAll) != cudaSuccess) {
     cudaGetLastError();  // a context of another vendor
     return false;
   }
-  for (unsigned i = 0; i < count && i < 16; ++i) {
-    if (devices[i] == device) {
-      check(cudaSetDevice(device), "cudaSetDevice");
-      return true;
-    }
-  }
-  return false;
+  return std::find(devices, devices + std::min(count, 16u), device) != devices + std::min(count, 16u);
 }
 
 GlImage gl_register(unsigned texture, unsigned target, int64_t layers, void* stream) {
@@ -107,11 +107,12 @@ GlImage gl_register(unsigned texture, unsigned target, int64_t layers, void* str
     gl_map(image, stream);
     cudaMipmappedArray_t all;
     cudaArray_t array;
+    cudaChannelFormatDesc format = {};
     cudaExtent extent = {};
     unsigned flags = 0;
     if (cudaGraphicsResourceGetMappedMipmappedArray(&all, resource) == cudaSuccess &&
         cudaGetMipmappedArrayLevel(&array, all, 0) == cudaSuccess &&
-        cudaArrayGetInfo(nullptr, &extent, &flags, array) == cudaSuccess) {
+        cudaArrayGetInfo(&format, &extent, &flags, array) == cudaSuccess) {
       image.layered = static_cast<int64_t>(extent.depth) == layers;
     } else {
       cudaGetLastError();

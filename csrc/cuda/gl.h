@@ -25,7 +25,7 @@ struct GlLevel {
 #if defined(TEXVLM_WITH_CUDA) && !defined(TEXVLM_EMULATE)
 bool stream_is_capturing(void* stream);
 void stream_wait(void* stream);  // on the host
-// Whether the current GL context runs on this CUDA device; makes the device current in this thread if so.
+// Whether the current GL context runs on this CUDA device, which becomes the one of this thread; the thread captures no graphs.
 bool gl_context_is_on(int device);
 GlImage gl_register(unsigned texture, unsigned target, int64_t layers, void* stream);
 void gl_unregister(GlImage& image);  // never throws: the context may be gone

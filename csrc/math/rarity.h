@@ -111,13 +111,50 @@ struct Whitening {
   }
 };
 
-// Item n: row n's sums of differences and of their outer products, rows [B, h, kMoments].
+// Item n: row n's sums of differences and of their outer products, rows [B, h, kMoments]. Place x counts in sum x % kLanes, and
+// these are added up as in added(), on every device.
 template <class T, int C>
 struct DifferenceMoments {
   PairView<T> pair;
   double* rows;
 
+  // CUDA: one lane after another, so that a thread's sums fit registers. All at once take 6 KB of local memory a thread, and the
+  // driver sets that aside for every thread a card can hold: 1.5 GB of an H200.
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+    constexpr int kSums = kFeatures + kFeatures * (kFeatures + 1) / 2;
+    double all[kSums] = {}, half[kSums] = {}, two[kSums] = {};
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (int turn = 0; turn < kLanes; ++turn) {  // lanes 0, 4, 1, 5, 2, 6, 3, 7
+      double own[kSums] = {}, d[kFeatures];
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+      for (int64_t x = turn % 2 * (kLanes / 2) + turn / 2; x < pair.w; x += kLanes) {
+        pair.at(b, n, x, d);
+        for (int i = 0, k = 0; i < kFeatures; ++i) {
+          own[k++] += d[i];
+          for (int j = 0; j <= i; ++j) own[k++] += d[i] * d[j];
+        }
+      }
+      for (int k = 0; k < kSums; ++k) {
+        two[k] = turn % 2 ? two[k] + own[k] : own[k];
+        if (turn % 2) half[k] = turn % 4 == 3 ? half[k] + two[k] : two[k];
+        if (turn % 4 == 3) all[k] = turn == kLanes - 1 ? all[k] + half[k] : half[k];
+      }
+    }
+    double* out = rows + (b * pair.h + n) * kMoments;
+    for (int i = 0, k = 0; i < kFeatures; ++i) {
+      out[i] = all[k++];
+      for (int j = 0; j <= i; ++j) out[kFeatures + i * kFeatures + j] = out[kFeatures + j * kFeatures + i] = all[k++];
+    }
+  }
+
+  TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
+    for (int64_t n = n0; n < n1; ++n) side_by_side(b, n);
+  }
+  TEXVLM_HD void side_by_side(int64_t b, int64_t n) const {
     double* out = rows + (b * pair.h + n) * kMoments;
     const double nothing[kFeatures] = {};
     double sum[kFeatures][kLanes] = {}, square[kFeatures][kFeatures][kLanes] = {}, d[kFeatures][kLanes];
@@ -246,15 +283,17 @@ struct RarityMoments {
   }
 };
 
-// Item n = 0: the rows added up, into the first of them.
+// Item k: moment k of the rows added up, into the first of them.
 template <class T, int C>
 struct AddRows {
   double* rows;  // [B, h, kMoments]
   int64_t h;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
-    for (int64_t y = 1; y < h; ++y)
-      for (int k = 0; k < kMoments; ++k) rows[b * h * kMoments + k] += rows[(b * h + y) * kMoments + k];
+  TEXVLM_HD void operator()(int64_t b, int64_t k, int64_t, int64_t) const {
+    double* const first = rows + b * h * kMoments + k;
+    double sum = *first;
+    for (int64_t y = 1; y < h; ++y) sum += first[y * kMoments];
+    *first = sum;
   }
 };
 

@@ -222,7 +222,12 @@ struct SaliencePlanes {
   T* out;
 
   TEXVLM_HD const T* line(int64_t b, int k, int64_t y) const { return features.texel(kFeatures * b + k, level, y, 0); }
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const { row(b, y, x, x + 1); }
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const int64_t h = features.levels.height[level], w = features.levels.width[level];
+    const Triple<T> lab = lab_of(line(b, 0, y)[x], line(b, 1, y)[x], line(b, 2, y)[x]);
+    T* const to = out + (b * kFeatures * h + y) * w + x;
+    for (int k = 0; k < kFeatures; ++k) to[k * h * w] = k < 3 ? lab.v[k] : line(b, k, y)[x];
+  }
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
     const int64_t h = features.levels.height[level], w = features.levels.width[level];
     const T *TEXVLM_RESTRICT red = line(b, 0, y), *TEXVLM_RESTRICT green = line(b, 1, y), *TEXVLM_RESTRICT blue = line(b, 2, y);
