@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import texvlm
-from texvlm import channels as module
+from texvlm import channel_sources as module
 
 GENERATOR = 7
 

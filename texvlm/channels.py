@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, ops
-from texvlm.embedding import AXES, Embedding, EmbeddingProvider, relevance
-from texvlm.flow import optical_flow
-from texvlm.history import fixation_history, gaze_history
+from texvlm.channel_sources import EMBEDDING, Sources
 from texvlm.pyramid import level_count, texel_count
-from texvlm.salience import as_previous, as_rgb
-from texvlm.superpixel import boundaries, superpixel_channels, superpixels
-from texvlm.text import text_regions
+from texvlm.salience import as_rgb
 from texvlm.texture import Texture
-from texvlm.warping import warp
 
 if TYPE_CHECKING:
+    from texvlm.embedding import Embedding, EmbeddingProvider
     from texvlm.texture import ImageLike
 
 
@@ -56,7 +51,7 @@ _ROWS: tuple[tuple[str, str, tuple[float, float], str], ...] = (
     ("previous_relevance", "last frame's query relevance, warped by flow", _UNIT, "mean"),
     ("previous_saliency", "last frame's saliency, warped by flow", _UNIT, "mean"),
     ("fixation_history", "decayed sum of Gaussians at past fixations, warped by flow", _UNIT, "max"),
-    *((f"embedding_{i}", f"dense image-text embedding, principal axis {i}", _SIGNED, "mean") for i in range(16)),
+    *((name, f"dense image-text embedding, principal axis {i}", _SIGNED, "mean") for i, name in enumerate(EMBEDDING)),
     ("edge_distance", "exact Euclidean distance to the nearest edge over the picture's diagonal", _UNIT, "min"),
     ("previous_attention", "attention of the previous layer on this place", _UNIT, "mean"),
     ("attention", "attention of the current layer on this place", _UNIT, "mean"),
@@ -68,14 +63,19 @@ _ROWS: tuple[tuple[str, str, tuple[float, float], str], ...] = (
 CHANNELS: tuple[Channel, ...] = tuple(Channel(index, *row) for index, row in enumerate(_ROWS))
 """The 40 channels: index, name, description, range (of level 0 and of every mip) and reducer. Stable."""
 
-MINIMAL: tuple[int, ...] = (*range(12), 34)
+_FORMULAS = {
+    **dict.fromkeys(("red", "green", "blue", "edge", "contrast_edge", "high_pass", "low_pass"), "picture"),
+    **dict.fromkeys(("saliency", "edge_distance"), "picture"),
+    **dict.fromkeys(("x", "y"), "position"),
+    "eccentricity": "centre of the picture",
+    "motion": "absent: no previous picture",
+}
+"""What the op `build_channels` computes itself, and from what, where there is nothing but a picture."""
+
+MINIMAL: tuple[int, ...] = tuple(channel.index for channel in CHANNELS if channel.name in _FORMULAS)
 """The channels that need nothing but pictures and a fixation: `channels="minimal"`."""
 
 _BY_NAME = {channel.name: channel.index for channel in CHANNELS}
-_EMBEDDING = tuple(_BY_NAME[f"embedding_{i}"] for i in range(AXES))
-_CLUSTERS = ("cluster", "cluster_distance", "cluster_size")
-_PREVIOUS = ("previous_relevance", "previous_saliency")
-_FORMULAS = {**dict.fromkeys(range(7), "picture"), 9: "position", 10: "position", 34: "picture"}
 
 
 def channel_indices(channels: str | Sequence[str | int] | None) -> list[int]:
@@ -142,7 +142,7 @@ def build_channels(
             `text` or `motion` of another model, `attention` and `previous_attention` of token grids, `previous_relevance` and
             `previous_saliency` (of the previous picture; moved along the flow), `cluster` (labels of a segmentation, from which 13, 14
             and 38 follow too), `embedding` (unit vectors [B, 16, h, w]).
-        n_superpixels: about how many, for channels 12-14 and 38.
+        n_superpixels: how many, or as many as there are pixels if these are fewer; for channels 12-14 and 38.
 
     Returns:
         Texture, data [B, T, len(channels)] with `names`, one reducer per channel as in `CHANNELS`, and `meta`: for each channel's name
@@ -162,21 +162,19 @@ def build_channels(
         >>> texture.data.shape, texture.meta["motion"]
         (torch.Size([1, 4095, 3]), 'absent: no previous picture')
     """
-    picture = as_rgb(image)
-    indices = channel_indices(channels)
-    before = _previous_picture(previous, picture)
-    if before is not None and before.dtype != picture.dtype:
-        picture = _as_float(picture)
-    sources = _Sources(picture, indices, dict(given or {}))
-    motion_field = _flow(flow, picture, before, channels is None or sources.carries(previous))
-    if before is not None and motion_field is not None and sources.wants("motion", "saliency"):
-        picture, before = _as_float(picture), _along(_as_float(before), motion_field)
-        sources.picture = picture
-    sources.histories(previous, motion_field, fixations, gaze)
-    sources.clusters(n_superpixels)
-    sources.text()
-    vector = sources.embedding(embedding, query)
+    given = dict(given or {})
+    if strangers := sorted(given.keys() - {*_BY_NAME, "embedding"}):
+        raise ValueError(f"given must name channels or 'embedding', got {', '.join(strangers)}")
+    rows = [CHANNELS[i] for i in channel_indices(channels)]
+    sources = Sources(as_rgb(image), previous, [row.name for row in rows], given)
+    sources.follow(flow, always=channels is None)
+    sources.add_previous()
+    sources.add_histories(fixations, gaze)
+    sources.add_clusters(n_superpixels)
+    sources.add_text()
+    vector = sources.add_embedding(embedding, query)
 
+    picture = sources.picture
     height, width = picture.shape[2:]
     levels = level_count(height, width) if levels is None else levels
     if fixation is not None:
@@ -187,202 +185,21 @@ def build_channels(
             fixation = fixation.expand(picture.shape[0], 2)
     if dtype is None and isinstance(image, Tensor) and image.is_floating_point():
         dtype = image.dtype
-    data = ops.build_channels(picture, indices, levels, sources.planes, sources.ids, dtype, before, fixation)
-    rows = [CHANNELS[i] for i in indices]
-    pair = "picture and previous picture" if motion_field is None else "picture, previous picture and flow"
-    formulas = _FORMULAS | {11: "centre of the picture" if fixation is None else "fixation"}
-    formulas |= {8: "picture" if before is None else pair}
-    formulas |= {7: "absent: no previous picture" if before is None else pair}
-    meta: dict[str, Any] = {row.name: (formulas | sources.notes).get(row.index, "absent: not given") for row in rows}
+    given_channels = [_BY_NAME[name] for name in sources.names]
+    data = ops.build_channels(
+        picture, [row.index for row in rows], levels, sources.planes, given_channels, dtype, sources.before, fixation
+    )
+    origins = dict(_FORMULAS)
+    if fixation is not None:
+        origins["eccentricity"] = "fixation"
+    if sources.before is not None:
+        pair = "picture and previous picture" if sources.field is None else "picture, previous picture and flow"
+        origins |= {"motion": pair, "saliency": pair}
+    origins |= sources.notes
+    meta: dict[str, Any] = {row.name: origins.get(row.name, "absent: not given") for row in rows}
     if vector is not None:
         meta["query_vector"] = tuple(vector.tolist())  # a pytree's context is compared
     return Texture.from_data(data, height, width, levels, [row.reducer for row in rows], [row.name for row in rows], meta)
-
-
-def _as_float(picture: Tensor) -> Tensor:
-    return picture.float() / 255 if picture.dtype == torch.uint8 else picture
-
-
-def _previous_picture(previous: ImageLike | Texture | None, picture: Tensor) -> Tensor | None:
-    if not isinstance(previous, Texture):
-        return as_previous(previous, picture)
-    size, wanted = (previous.data.shape[0], previous.height, previous.width), (picture.shape[0], *picture.shape[2:])
-    if size != wanted:
-        raise ValueError(
-            f"previous must be a texture of {wanted[0]} pictures of {wanted[1]} x {wanted[2]}, got {size[0]} of {size[1]} x {size[2]}"
-        )
-    if previous.data.device != picture.device:
-        raise ValueError(f"previous must be on {picture.device} as the picture is, got {previous.data.device}")
-    if not {"red", "green", "blue"} <= set(previous.names or ()):
-        raise ValueError("previous must be a texture with the channels red, green and blue, or a picture")
-    planes = [previous.level(0)[:, previous.index(name)] for name in ("red", "green", "blue")]
-    return torch.stack(planes, 1).to(_as_float(picture[:0]).dtype)
-
-
-def _flow(
-    flow: Tensor | tuple[Tensor, Tensor | None] | str | None, picture: Tensor, before: Tensor | None, useful: bool
-) -> tuple[Tensor, Tensor | None] | None:
-    if isinstance(flow, str):
-        if flow != "auto":
-            raise ValueError(f"flow must be a tensor, 'auto' or None, got {flow!r}")
-        return optical_flow(before.detach(), picture.detach()) if useful and before is not None else None
-    return (flow, None) if isinstance(flow, Tensor) else flow
-
-
-def _along(planes: Tensor, field: tuple[Tensor, Tensor | None]) -> Tensor:
-    """Planes of the previous picture where they are now; what the flow does not find stays where it was."""
-    flow, occlusion = field
-    moved = warp(planes, flow.to(planes.dtype))
-    if occlusion is None:
-        return moved
-    hidden = (
-        occlusion[:, None]
-        if occlusion.shape[1:] == planes.shape[2:]
-        else F.interpolate(occlusion[:, None].float(), planes.shape[2:]) > 0.5
-    )
-    return torch.where(hidden, planes, moved)
-
-
-class _Sources:
-    """The planes that channels are made of, besides the formulas of the picture, and where each came from."""
-
-    def __init__(self, picture: Tensor, indices: Sequence[int], given: dict[str, Tensor]) -> None:
-        known = {*_BY_NAME, "embedding"}
-        if strangers := sorted(set(given) - known):
-            raise ValueError(f"given must name channels or 'embedding', got {', '.join(strangers)}")
-        for name, plane in given.items():
-            dims = 4 if name == "embedding" else 3
-            if plane.dim() != dims or plane.shape[0] != picture.shape[0] or (dims == 4 and plane.shape[1] != AXES):
-                shape = f"[B, {AXES}, h, w]" if dims == 4 else "[B, h, w]"
-                raise ValueError(f"given[{name!r}] must be {shape} with B = {picture.shape[0]}, got {list(plane.shape)}")
-            if plane.device != picture.device:
-                raise ValueError(f"given[{name!r}] must be on {picture.device} as the picture is, got {plane.device}")
-        self.picture, self.indices, self.given = picture, set(indices), given
-        self.planes: list[Tensor] = []
-        self.ids: list[int] = []
-        self.notes: dict[int, str] = {}
-        for name in given:
-            if name not in ("embedding", "cluster", *_PREVIOUS):
-                self._add((_BY_NAME[name],), given[name][:, None], "given")
-
-    def wants(self, *names: str) -> bool:
-        """Whether one of these is asked for, and not given."""
-        return any(_BY_NAME[name] in self.indices and name not in self.given for name in names)
-
-    def _add(self, ids: Iterable[int], planes: Tensor, note: str) -> None:
-        ids = list(ids)
-        if not self.indices & set(ids):
-            return
-        if not planes.is_floating_point():
-            planes = planes.float()
-        self.planes.append(planes)
-        self.ids += ids
-        self.notes |= dict.fromkeys(ids, note)
-
-    def carries(self, previous: object) -> bool:
-        """Whether a wanted channel is to be moved along the flow."""
-        wanted = {name for name in (*_PREVIOUS, "fixation_history", "gaze_history") if _BY_NAME[name] in self.indices}
-        return bool(wanted) if isinstance(previous, Texture) else not wanted.isdisjoint({*_PREVIOUS} & set(self.given))
-
-    def histories(
-        self, previous: object, field: tuple[Tensor, Tensor | None] | None, fixations: Tensor | None, gaze: Tensor | None
-    ) -> None:
-        """15, 16, 17 and 37."""
-        texture = previous if isinstance(previous, Texture) else None
-        moved = ", moved along the flow" if field else ""
-
-        def has(name: str) -> bool:
-            return (
-                texture is not None and name in (texture.names or ()) and not str(texture.meta.get(name, "")).startswith("absent")
-            )
-
-        def old(name: str) -> Tensor | None:
-            return texture.level(0)[:, texture.index(name)] if texture is not None and has(name) else None
-
-        for name in _PREVIOUS:
-            if _BY_NAME[name] not in self.indices:
-                continue
-            if name in self.given:
-                plane, note = self.given[name], "given"
-            elif name == "previous_saliency" and (saliency := old("saliency")) is not None:
-                plane, note = saliency, "saliency of the previous texture"
-            elif name == "previous_relevance" and texture is not None and has("embedding_0") and "query_vector" in texture.meta:
-                plane, note = relevance(texture), "relevance of the previous texture to its query"
-            else:
-                self.notes[_BY_NAME[name]] = "absent: not given, and no previous texture that has it"
-                continue
-            plane = plane[:, None] if plane.is_floating_point() else plane[:, None].float()
-            self._add(
-                (_BY_NAME[name],), plane if field is None else warp(plane, field[0].to(plane.dtype), field[1]), note + moved
-            )
-
-        height, width = self.picture.shape[2:]
-        for name, points, build in (("fixation_history", fixations, fixation_history), ("gaze_history", gaze, gaze_history)):
-            if not self.wants(name):
-                continue
-            before = old(name)
-            if points is None and before is None:
-                self.notes[_BY_NAME[name]] = f"absent: no {'fixations' if name == 'fixation_history' else 'gaze'} given"
-                continue
-            batch = self.picture.shape[0]
-            if points is None:
-                points = self.picture.new_empty((batch, 0, 2), dtype=torch.float32)
-            points = (points[None] if points.dim() == 2 else points).to(self.picture.device)
-            points = points.expand(batch, -1, -1) if points.shape[0] == 1 else points
-            flow, occlusion = field or (None, None)
-            kept = None if before is None else before.to(points.dtype)
-            plane = build(points, height, width, previous=kept, flow=flow, occlusion=occlusion)
-            self._add((_BY_NAME[name],), plane[:, None], "points" if before is None else f"points and previous texture{moved}")
-
-    def clusters(self, n: int) -> None:
-        """12, 13, 14 and 38."""
-        # given labels are no plane of channel 12 yet
-        ids = [_BY_NAME[name] for name in _CLUSTERS if name == "cluster" or name not in self.given]
-        if not self.indices & set(ids) and not self.wants("boundary"):
-            return
-        picture = self.picture.detach()
-        if "cluster" in self.given:
-            labels, note = self.given["cluster"].long(), "given labels"
-            if labels.shape[1:] != picture.shape[2:]:
-                raise ValueError(
-                    f"given['cluster'] must be labels of every pixel, {list(picture.shape[2:])}, got {list(labels.shape[1:])}"
-                )
-            n = int(labels.max()) + 1 if labels.numel() else 1
-        else:
-            labels, note = superpixels(picture, n)[0], f"superpixels, n = {n}"
-        if self.indices & set(ids):
-            planes = superpixel_channels(labels, n)
-            self._add(ids, planes if len(ids) == len(_CLUSTERS) else planes[:, [i - _BY_NAME["cluster"] for i in ids]], note)
-        if self.wants("boundary"):
-            self._add((_BY_NAME["boundary"],), boundaries(picture, labels=labels)[:, None], f"{note} and edges")
-
-    def text(self) -> None:
-        """39."""
-        if self.wants("text"):
-            self._add((_BY_NAME["text"],), text_regions(self.picture.detach())[:, None], "picture")
-
-    def embedding(self, embedding: Embedding | EmbeddingProvider | None, query: str | Tensor | None) -> Tensor | None:
-        """18-33, and the query on the same axes."""
-        if embedding is not None and not isinstance(embedding, Embedding):
-            embedding = Embedding(embedding)
-        vector = query if isinstance(query, Tensor) and query.shape == (AXES,) else None
-        if query is not None and embedding is not None:
-            vector = embedding.query(query)
-        if query is not None and vector is None:
-            raise ValueError(
-                "query needs embedding= (an Embedding or a provider), or to be a vector [16] on the axes of given['embedding']"
-            )
-        if self.indices & set(_EMBEDDING):
-            if "embedding" in self.given:
-                planes, note = self.given["embedding"], "given"
-            elif embedding is not None:
-                planes, note = embedding.planes(self.picture), embedding.name
-            else:
-                self.notes |= dict.fromkeys(_EMBEDDING, "absent: no embedding given")
-                return vector
-            size = [min(a, b) for a, b in zip(planes.shape[2:], self.picture.shape[2:], strict=True)]
-            self._add(_EMBEDDING, planes if list(planes.shape[2:]) == size else F.interpolate(planes, size, mode="area"), note)
-        return vector
 
 
 def _plane(image: ImageLike, channel: str) -> Tensor:
