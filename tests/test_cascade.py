@@ -409,6 +409,21 @@ def test_select_compiles() -> None:
     assert torch.equal(compiled(texture), texvlm.select(texture, k=7).indices)
 
 
+def test_one_graph_serves_pictures_of_many_sizes() -> None:
+    graphs = []
+
+    def count(module: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(module)
+        return module
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: texvlm.select(x, 20, 8).indices, fullgraph=True, dynamic=True, backend=count)
+    for size in [(65, 70), (80, 127), (127, 65), (100, 66), (90, 126), (77, 99), (111, 112), (101, 103), (73, 68)]:
+        image = torch.rand(1, 3, *size)
+        assert torch.equal(compiled(image), texvlm.select(image, 20, 8).indices)
+    assert len(graphs) == 1  # all sizes have as many levels
+
+
 def test_a_texture_that_needs_gradients_is_read_without() -> None:
     texture = scored(textured(64, 64))
     selection = texvlm.select(texture.replace(texture.data.requires_grad_()), k=5)

@@ -205,3 +205,39 @@ def test_bad_arguments_are_named() -> None:
         texvlm.build_channels(image, texvlm.build_channels(image, channels=["edge"]))
     with pytest.raises(ValueError, match="query needs embedding="):
         texvlm.build_channels(image, query="seven")
+
+
+def test_labels_that_are_given_are_whole_and_at_most_as_many_as_pixels() -> None:
+    image = torch.rand(1, 3, 8, 8)
+    for labels in (
+        torch.full((1, 8, 8), 64),
+        torch.full((1, 8, 8), -1),
+        torch.full((1, 8, 8), 0.5),
+        torch.full((1, 8, 8), torch.nan),
+    ):
+        with pytest.raises(ValueError, match=r"given\['cluster'\] must be whole numbers from 0 to 63"):
+            texvlm.build_channels(image, channels=["cluster"], given={"cluster": labels})
+    assert texvlm.build_channels(image, channels=["cluster"], n_superpixels=10**9).level(0).max() <= 63
+
+
+def test_a_flow_is_checked_by_name() -> None:
+    image, flow = torch.rand(1, 3, 8, 8), torch.zeros(1, 2, 8, 8)
+    for bad, message in [
+        ((flow, torch.zeros(1, 8, 8)), "flow's occlusion must be bool"),
+        (torch.zeros(1, 8, 8), r"flow must be floating point \[B, 2, h, w\]"),
+        ((flow,), "flow must be a tensor, .*got tuple"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=message):
+            texvlm.build_channels(image, image, channels=["motion"], flow=bad)
+
+
+def test_several_queries_are_refused() -> None:
+    with pytest.raises(ValueError, match="query must be one text or one vector"):
+        texvlm.build_channels(torch.rand(3, 40, 40), query=["one", "two"], embedding=texvlm.DigitsEmbedding())
+
+
+def test_an_embedding_of_other_axes_is_refused() -> None:
+    digits = texvlm.DigitsEmbedding()
+    other = texvlm.Embedding.fit(digits, torch.rand(2, 3, 64, 64), axes=8)
+    with pytest.raises(ValueError, match="embedding must have 16 axes"):
+        texvlm.build_channels(torch.rand(3, 40, 40), embedding=other)

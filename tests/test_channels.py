@@ -176,11 +176,18 @@ def test_not_a_number_is_zero_and_has_no_gradient() -> None:
 
 def test_storage_types() -> None:
     image = torch.rand(3, 33, 47)
-    full = texvlm.build_channels(image, channels="minimal")
-    for dtype, tolerance in [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)]:
-        half = texvlm.build_channels(image, channels="minimal", dtype=dtype)
+    coarse = [name for name in texvlm.build_channels(image, channels="minimal").names if name not in ("x", "y")]
+    for dtype, tolerance, channels in [(torch.float16, 2e-3, "minimal"), (torch.bfloat16, 2e-2, coarse)]:
+        full = texvlm.build_channels(image, channels=channels)
+        half = texvlm.build_channels(image, channels=channels, dtype=dtype)
         assert half.data.dtype == dtype
         torch.testing.assert_close(half.data.float(), full.data, rtol=tolerance, atol=tolerance)
+    with pytest.raises(ValueError, match="for the channels x, y: bfloat16"):
+        texvlm.build_channels(image, channels="minimal", dtype=torch.bfloat16)
+    assert texvlm.build_channels(image.bfloat16(), channels="minimal").data.dtype == torch.float32
+    assert texvlm.build_channels(image.bfloat16(), channels=coarse).data.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="float16 tells 2048 clusters apart"):
+        texvlm.build_channels(image, channels=["cluster"], dtype=torch.float16, n_superpixels=4000)
 
 
 def test_autocast_keeps_the_fixation_usable() -> None:

@@ -377,9 +377,12 @@ def test_flow_goes_from_current_to_previous_and_finds_what_left() -> None:
     flow, occlusion = providers.RaftFlow(shifted(5, -3), name="known")(previous, current)
     assert flow.shape == (1, 2, 50, 70) and occlusion.shape == (1, 50, 70)
     assert (flow[:, 0] == 5).all() and (flow[:, 1] == -3).all()
-    gone = torch.zeros(50, 70)
-    gone[:, -5:], gone[:3] = 1, 1
+    gone = torch.zeros(50, 70, dtype=torch.bool)
+    gone[:, -5:], gone[:3] = True, True
     assert torch.equal(occlusion[0], gone)
+    assert texvlm.warp(previous, flow, occlusion).shape == previous.shape
+    made = texvlm.build_channels(current, previous, channels=["motion"], flow=(flow, occlusion))
+    assert made.meta["motion"].endswith("flow")
     # There and back disagree: everything is occluded.
     both = providers.RaftFlow(lambda a, b: torch.full((1, 2, *a.shape[2:]), 4.0))(previous, current)
     assert (both[1] == 1).all()

@@ -143,3 +143,19 @@ def test_functorch_used_before_changes_nothing() -> None:
     handle = torch.rand(1, 1, 4, 4, requires_grad=True)
     with torch.no_grad():
         assert texvlm.generate_mipmaps(handle).data.grad_fn is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda meta: texvlm.saliency(torch.rand(1, 3, 8, 8), meta(1, 3, 8, 8)),
+        lambda meta: texvlm.Texture(torch.rand(2, 3, 9, 6)).sample(meta(2, 5, 2)),
+        lambda meta: texvlm.Texture(torch.rand(2, 3, 9, 6)).patches(torch.rand(2, 5, 2), meta(2, 5)),
+        lambda meta: texvlm.warp(torch.rand(1, 3, 8, 8), meta(1, 2, 8, 8)),
+        lambda meta: texvlm.update_mipmaps(texvlm.Texture(torch.rand(1, 3, 8, 8)), meta(1, 4).long()),
+    ],
+    ids=["saliency", "sample", "patches", "warp", "update_mipmaps"],
+)
+def test_a_tensor_without_data_is_not_mixed_with_others(call) -> None:
+    with pytest.raises(ValueError, match=r"must be on the (device of the other arguments \(cpu\)|CPU), got meta"):
+        call(lambda *shape: torch.rand(shape, device="meta"))

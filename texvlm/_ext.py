@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -38,9 +40,34 @@ def empty_cache() -> None:
     _C.empty_cache()
 
 
-def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function computes the output shapes of `torch.ops.texvlm.<name>` for compile and export."""
-    return torch.library.register_fake(f"texvlm::{name}")
+def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function computes the output shapes of `torch.ops.texvlm.<name>` for compile and export.
+
+    A tensor on the device `meta` among others brings an op here too: it is refused, as any mix of devices is. `elsewhere`: the arguments
+    that may be on another device than the others.
+    """
+
+    def register(shapes: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(shapes).parameters)
+
+        @torch.library.register_fake(f"texvlm::{name}")
+        @functools.wraps(shapes)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            first: torch.Tensor | None = None
+            for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if not isinstance(tensor, torch.Tensor) or argument in elsewhere:
+                        continue
+                    first = tensor if first is None else first
+                    if tensor.device != first.device:
+                        raise ValueError(
+                            f"texvlm::{name}: {argument} must be on the device of the other arguments ({first.device}), got {tensor.device}"
+                        )
+            return shapes(*args, **kwargs)
+
+        return checked
+
+    return register
 
 
 def acc_dtype(texels: torch.dtype) -> torch.dtype:

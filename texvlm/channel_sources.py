@@ -93,6 +93,8 @@ class Sources:
             self.field = optical_flow(self.before.detach(), self.picture.detach())
         else:
             self.field = (flow, None) if isinstance(flow, Tensor) else flow
+            if self.field is not None:
+                _check_field(self.field, self.picture)
         if self.before is not None and self.field is not None and self.lacks("motion", "saliency"):
             self.picture, self.before = _as_float(self.picture), _along(_as_float(self.before), self.field)
 
@@ -162,13 +164,14 @@ class Sources:
             return
         picture = self.picture.detach()
         if "cluster" in self.given:
-            labels, note = self.given["cluster"].long(), "given labels"
+            labels, note = self.given["cluster"], "given labels"
             if labels.shape[1:] != picture.shape[2:]:
                 raise ValueError(
                     f"given['cluster'] must be labels of every pixel, {list(picture.shape[2:])}, got {list(labels.shape[1:])}"
                 )
-            n = int(labels.max()) + 1 if labels.numel() else 1
+            labels, n = _as_labels(labels)
         else:
+            n = min(n, picture.shape[2] * picture.shape[3])
             labels, note = superpixels(picture, n)[0], f"superpixels, n = {n}"
         if planes_wanted:
             planes = superpixel_channels(labels, n)
@@ -187,12 +190,18 @@ class Sources:
         """The embedding's axes. Returns the query on them, if there is one."""
         if embedding is not None and not isinstance(embedding, Embedding):
             embedding = Embedding(embedding)
+        if embedding is not None and len(embedding.pca.axes) != AXES:
+            raise ValueError(f"embedding must have {AXES} axes, one for each of its channels, got {len(embedding.pca.axes)}")
         vector = query if isinstance(query, Tensor) and query.shape == (AXES,) else None
         if query is not None and embedding is not None:
             vector = embedding.query(query)
         if query is not None and vector is None:
             raise ValueError(
                 "query needs embedding= (an Embedding or a provider), or to be a vector [16] on the axes of given['embedding']"
+            )
+        if vector is not None and vector.dim() != 1:
+            raise ValueError(
+                f"query must be one text or one vector, got {vector.shape[0]}; `relevance` takes several, [Q, {AXES}]"
             )
         if self.wanted.isdisjoint(EMBEDDING):
             return vector
@@ -215,6 +224,42 @@ def _check_given(name: str, plane: Tensor, picture: Tensor) -> None:
         raise ValueError(f"given[{name!r}] must be {shape} with B = {picture.shape[0]}, got {list(plane.shape)}")
     if plane.device != picture.device:
         raise ValueError(f"given[{name!r}] must be on {picture.device} as the picture is, got {plane.device}")
+
+
+def _check_field(field: Field, picture: Tensor) -> None:
+    if not isinstance(field, (tuple, list)) or len(field) != 2 or not isinstance(field[0], Tensor):
+        raise TypeError(f"flow must be a tensor, (flow, occlusion), 'auto' or None, got {type(field).__name__}")
+    flow, occlusion = field
+    batch = picture.shape[0]
+    if flow.dim() != 4 or flow.shape[:2] != (batch, 2) or not flow.is_floating_point() or flow.device != picture.device:
+        raise ValueError(
+            f"flow must be floating point [B, 2, h, w] with B = {batch} on {picture.device}, "
+            f"got {flow.dtype} {list(flow.shape)} on {flow.device}"
+        )
+    shape = (batch, *flow.shape[2:])
+    if occlusion is not None and (occlusion.shape != shape or occlusion.dtype != torch.bool or occlusion.device != flow.device):
+        raise ValueError(
+            f"flow's occlusion must be bool {list(shape)} on {flow.device}, "
+            f"got {occlusion.dtype} {list(occlusion.shape)} on {occlusion.device}"
+        )
+
+
+def _as_labels(labels: Tensor) -> tuple[Tensor, int]:
+    """Labels as int64, and a number that is above them all.
+
+    Neither a GPU nor a compiler can say how large they are: there, any up to the number of pixels count, others are no region.
+    """
+    pixels = labels.shape[1] * labels.shape[2]
+    if torch.compiler.is_compiling() or labels.device.type != "cpu" or not labels.numel():
+        return labels.long(), pixels
+    whole = labels.long()
+    low, high = int(whole.min()), int(whole.max())
+    if low < 0 or high >= pixels or (labels.is_floating_point() and not torch.equal(whole.to(labels.dtype), labels)):
+        raise ValueError(
+            f"given['cluster'] must be whole numbers from 0 to {pixels - 1} (H W - 1; torch.unique(labels, return_inverse=True)[1] makes "
+            f"such), got {labels.dtype} from {labels.min().item()} to {labels.max().item()}"
+        )
+    return whole, high + 1
 
 
 def _as_float(picture: Tensor) -> Tensor:

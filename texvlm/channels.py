@@ -88,10 +88,12 @@ def channel_indices(channels: str | Sequence[str | int] | None) -> list[int]:
     for channel in channels:
         if isinstance(channel, str):
             if channel not in _BY_NAME:
-                raise ValueError(f"no channel {channel!r}; channels are 'minimal' (as the whole argument), {', '.join(_BY_NAME)}")
+                raise ValueError(
+                    f"no channel {channel!r}; channels are None (all), 'minimal' (as the whole argument), {', '.join(_BY_NAME)}"
+                )
             channel = _BY_NAME[channel]
-        if not 0 <= channel < len(CHANNELS):
-            raise ValueError(f"channels must be names or indices from 0 to {len(CHANNELS) - 1}, got {channel}")
+        if isinstance(channel, bool) or not isinstance(channel, int) or not 0 <= channel < len(CHANNELS):
+            raise ValueError(f"channels must be names or indices from 0 to {len(CHANNELS) - 1}, got {channel!r}")
         indices.append(int(channel))
     if not indices or len(set(indices)) != len(indices):
         raise ValueError(f"channels must name at least one channel, each once, got {list(channels)}")
@@ -131,7 +133,8 @@ def build_channels(
         fixation: where the eye is, uv [B, 2] (or [2]), for the eccentricity; the centre by default. One that is not finite gives 0.
         levels: of the pyramid; all by default.
         dtype: of the texels: float32, float64, float16 or bfloat16. By default the picture's, float32 for uint8. Arithmetic is in
-            float32 (float64 for a double picture) and rounded once.
+            float32 (float64 for a double picture) and rounded once. bfloat16 cannot tell the values of x, y and cluster apart: with
+            these channels it is refused, and not the default of a bfloat16 picture, which gets float32.
         embedding: for channels 18-33: an `Embedding`, or a provider that brings its axes (`DigitsEmbedding`).
         fixations: past fixations, uv [B, P, 2] or [P, 2], the latest last, for channel 17: see `fixation_history`.
         gaze: where the foveas have been, uv [B, P, 2] or [P, 2], for channel 37: see `gaze_history`.
@@ -183,8 +186,13 @@ def build_channels(
             fixation = fixation[None]
         if fixation.shape[-2:] == (1, 2) and fixation.dim() == 2:
             fixation = fixation.expand(picture.shape[0], 2)
+    fine = [row.name for row in rows if row.name in ("x", "y", "cluster")]
     if dtype is None and isinstance(image, Tensor) and image.is_floating_point():
-        dtype = image.dtype
+        dtype = torch.float32 if image.dtype == torch.bfloat16 and fine else image.dtype
+    if dtype == torch.bfloat16 and fine:
+        raise ValueError(f"dtype must be float32, float64 or float16 for the channels {', '.join(fine)}: bfloat16 has 8 bits")
+    if dtype == torch.float16 and "cluster" in fine and n_superpixels > 2048 and "cluster" not in given:
+        raise ValueError(f"dtype float16 tells 2048 clusters apart, got n_superpixels = {n_superpixels}; float32 holds them all")
     given_channels = [_BY_NAME[name] for name in sources.names]
     data = ops.build_channels(
         picture, [row.index for row in rows], levels, sources.planes, given_channels, dtype, sources.before, fixation

@@ -111,7 +111,10 @@ def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, in
             "update_mipmaps works in place and is not differentiable: call it under torch.no_grad() or on texture.data.detach()"
         )
     if rects is not None and not isinstance(rects, Tensor):
-        rects = torch.tensor(rects, dtype=torch.int64).reshape(-1, 4)
+        rects = torch.tensor(rects)
+        if rects.numel() and (rects.is_floating_point() or rects.is_complex()):
+            raise TypeError(f"rects must be whole numbers (y0, x0, y1, x1) of level-0 texels, got {rects.dtype}")
+        rects = rects.to(torch.int64).reshape(-1, 4)
     ops.update_mipmaps(texture.data, texture.height, texture.width, list(texture.reducer), texture.levels, rects)
     return texture
 
@@ -128,6 +131,7 @@ def _(grad: Tensor, height: int, width: int, reducer: list[str], levels: int, da
     return grad.new_empty((grad.shape[0], grad.shape[2], height, width), dtype=acc_dtype(grad.dtype))
 
 
-@fake("update_mipmaps")
-def _(*args: Any, **kwargs: Any) -> None:
-    return None
+@fake("update_mipmaps", elsewhere=("rects",))
+def _(data: Tensor, height: int, width: int, reducer: Sequence[str], levels: int, rects: Tensor | None = None) -> None:
+    if rects is not None and rects.device.type != "cpu":
+        raise ValueError(f"texvlm::update_mipmaps: rects must be on the CPU, got {rects.device}")
