@@ -57,6 +57,17 @@ def parser() -> argparse.ArgumentParser:
     view = commands.add_parser("view", help="one picture of what texvlm sees in an image and which cells it keeps")
     view.add_argument("-o", "--output", default="texvlm-view.png", metavar="OUT.png", help="where to write it (%(default)s)")
     view.add_argument("--dpi", type=between(20, 1200), default=160, help="pixels per inch of the drawing (%(default)s)")
+    view.add_argument(
+        "--channels",
+        default="all",
+        metavar="NAMES",
+        help="which to build and draw: all that have a source here (the default), minimal, or names with commas between them",
+    )
+    view.add_argument("--previous", metavar="IMAGE", help="the frame before, as large: brings motion, flow and what was salient")
+    view.add_argument("--query", metavar="TEXT", help="what to look for, such as seven: the cells are then kept by relevance")
+    view.add_argument(
+        "--embedding", choices=("digits",), help="what reads the query: digits (the default) ships with texvlm, knows 0 to 9 only"
+    )
 
     select = commands.add_parser(
         "select",
