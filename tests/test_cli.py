@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import torch
 np = pytest.importorskip("numpy")
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
+import texvlm  # noqa: E402
 from texvlm import cli  # noqa: E402
 from texvlm.cli.image import read_picture  # noqa: E402
 
@@ -58,6 +60,16 @@ def test_exif_orientation_is_honoured(rgb: np.ndarray, tmp_path: Path) -> None:
     assert torch.equal(picture.image, torch.from_numpy(np.rot90(rgb, -1).copy()).permute(2, 0, 1))
 
 
+def test_lab_becomes_rgb_and_is_not_transparent(tmp_path: Path) -> None:
+    cms = pytest.importorskip("PIL.ImageCms", reason="this Pillow has no colour management")
+    flat = PIL.new("RGB", (8, 8), (200, 60, 40))
+    lab = cms.profileToProfile(flat, cms.createProfile("sRGB"), cms.createProfile("LAB"), outputMode="LAB")
+    lab.save(tmp_path / "lab.tif")
+    picture = read_picture(str(tmp_path / "lab.tif"))
+    assert picture.remarks == []
+    torch.testing.assert_close(picture.image[:, 4, 4].float(), torch.tensor([200.0, 60, 40]), atol=4, rtol=0)
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "LA", "RGBA"])
 def test_other_modes_become_rgb(rgb: np.ndarray, tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("picture.tif" if mode in ("CMYK", "YCbCr") else "picture.png")
@@ -89,6 +101,7 @@ def test_max_size_shrinks_the_longer_side(photo: Path) -> None:
 
 
 def test_refuses_what_is_no_picture(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "name is empty" in complaint(capsys, "select", "")
     assert "no such file" in complaint(capsys, "select", tmp_path / "absent.png")
     assert "is a folder" in complaint(capsys, "select", tmp_path)
     (tmp_path / "text.png").write_text("hello")
@@ -102,7 +115,7 @@ def test_refuses_what_is_no_picture(photo: Path, tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("-k", "0"), ("-k", "-3"), ("-k", "many"), ("--cell", "0"), ("--max-size", "0"), ("--nonsense", "1")],
+    [("-k", "9" * 5000), ("-k", "0"), ("-k", "-3"), ("-k", "many"), ("--cell", "0"), ("--max-size", "0"), ("--nonsense", "1")],
 )
 def test_refuses_wrong_options(photo: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -123,6 +136,38 @@ def test_select_prints_json_and_nothing_else(photo: Path, capfd: pytest.CaptureF
     assert scores == sorted(scores, reverse=True)
 
 
+def test_select_is_in_pixels_of_the_file(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["select", str(photo), "--max-size", "25", "--cell", "8"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["width"], found["height"], found["seen_width"], found["seen_height"]) == (60, 40, 25, 17)
+    covered = np.zeros((40, 60), dtype=int)
+    for cell in found["cells"]:
+        covered[cell["y"] : cell["y"] + cell["height"], cell["x"] : cell["x"] + cell["width"]] += 1
+    assert (covered == 1).all()
+    assert sorted({cell["x"] for cell in found["cells"]}) == [0, 19, 38, 58]  # 8, 16 and 24 of 25, in 60
+
+
+@pytest.mark.parametrize("k", [12, 10**12, 10**20 - 1])
+def test_select_keeps_at_most_all_cells(photo: Path, capsys: pytest.CaptureFixture[str], k: int) -> None:
+    assert cli.main(["select", str(photo), "-k", str(k)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["count"] == len(found["cells"]) == 12
+
+
+def test_reads_standard_input(photo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def pipe(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    pipe(photo.read_bytes())
+    assert cli.main(["select", "-", "-k", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["image"], found["width"], found["cells"][0]["index"]) == ("-", 60, 0)
+    pipe(b"")
+    assert "standard input is empty" in complaint(capsys, "select", "-")
+    pipe(b"hello")
+    assert "not a picture" in complaint(capsys, "select", "-")
+
+
 def test_select_keeps_all_cells_of_a_small_picture(photo: Path, tmp_path: Path) -> None:
     assert cli.main(["select", str(photo), "--json", str(tmp_path / "cells.json")]) == 0
     cells = json.loads((tmp_path / "cells.json").read_text())["cells"]
@@ -130,19 +175,15 @@ def test_select_keeps_all_cells_of_a_small_picture(photo: Path, tmp_path: Path) 
     assert sum(cell["width"] * cell["height"] for cell in cells) == 40 * 60  # cells at the edge are cut
 
 
-@pytest.mark.parametrize("size", [(40, 60), (17, 200), (150, 9), (1, 1)])
-def test_view_writes_a_picture(size: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
-    pixels = np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8)
-    PIL.fromarray(pixels).save(tmp_path / "in.png")
-    assert cli.main(["view", str(tmp_path / "in.png"), "-o", str(tmp_path / "out.png"), "--dpi", "40", "-k", "5"]) == 0
-    out = capsys.readouterr().out
-    assert f"the picture is at {tmp_path / 'out.png'}" in out
-    for stage in ("read", "channels", "cascade", "tokens"):
-        assert stage in out
-    with PIL.open(tmp_path / "out.png") as drawn:
-        assert min(drawn.size) > 200
-        assert len(drawn.convert("RGB").getcolors(1 << 24)) > 100
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"texvlm {texvlm.__version__}\n"
+
+
+def test_bench_help_names_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--help"]) == 0
+    assert capfd.readouterr().out.startswith("usage: texvlm bench ")
 
 
 def test_doctor_speaks_plainly(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from texvlm import __version__
 
 
 class Complaint(Exception):
@@ -27,23 +29,57 @@ def positive(text: str) -> int:
     return value
 
 
+def between(low: int, high: int) -> Callable[[str], int]:
+    """An argument from `low` to `high`."""
+
+    def bounded(text: str) -> int:
+        value = positive(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {value}")
+        return value
+
+    return bounded
+
+
+def plural(count: int, noun: str) -> str:
+    """A number of things: 1 cell, 1,504 cells."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def parser() -> argparse.ArgumentParser:
     """All commands with their options."""
     top = argparse.ArgumentParser(prog="texvlm", description="Mipmapped, foveated textures for vision-language models.")
+    top.add_argument("--version", action="version", version=f"texvlm {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     commands.add_parser("doctor", help="versions, devices, CUDA and GL: what works, what is missing, how to get it")
 
     view = commands.add_parser("view", help="one picture of what texvlm sees in an image and which cells it keeps")
     view.add_argument("-o", "--output", default="texvlm-view.png", metavar="OUT.png", help="where to write it (%(default)s)")
-    view.add_argument("--dpi", type=positive, default=160, help="resolution of the drawing (%(default)s)")
+    view.add_argument("--dpi", type=between(20, 1200), default=160, help="pixels per inch of the drawing (%(default)s)")
+    view.add_argument(
+        "--channels",
+        default="all",
+        metavar="NAMES",
+        help="which to build and draw: all that have a source here (the default), minimal, or names with commas between them",
+    )
+    view.add_argument("--previous", metavar="IMAGE", help="the frame before, as large: brings motion, flow and what was salient")
+    view.add_argument("--query", metavar="TEXT", help="what to look for, such as seven: the cells are then kept by relevance")
+    view.add_argument(
+        "--embedding", choices=("digits",), help="what reads the query: digits (the default) ships with texvlm, knows 0 to 9 only"
+    )
 
-    select = commands.add_parser("select", help="the kept cells as JSON")
+    select = commands.add_parser(
+        "select",
+        help="the kept cells as JSON",
+        description="The kept cells as JSON, best first. x, y, width and height are pixels of the picture in its file, upright, "
+        "also where --max-size shrinks it; row, col and index count cells of the grid.",
+    )
     select.add_argument("--json", default="-", metavar="FILE", help="where to write them; - is standard output (the default)")
 
     for command, largest in ((view, 2048), (select, 0)):
-        command.add_argument("image", metavar="IMAGE", help="any picture that Pillow reads")
-        command.add_argument("-k", type=positive, default=273, help="how many cells to keep (%(default)s)")
+        command.add_argument("image", metavar="IMAGE", help="any picture that Pillow reads; - is standard input")
+        command.add_argument("-k", type=positive, default=273, help="how many cells to keep, at most all (%(default)s)")
         command.add_argument("--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)")
         command.add_argument(
             "--max-size",

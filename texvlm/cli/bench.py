@@ -1,4 +1,4 @@
-"""`bench`: the benchmarks of a checkout. Arguments go on to `python -m benchmarks`."""
+"""`bench`: the benchmarks of a checkout. Arguments go on to them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 from texvlm.cli import Complaint
+
+# As `python -m benchmarks`, under the name that was typed, so that its usage line is right.
+RUN = "import runpy, sys; sys.argv[0] = 'texvlm bench'; runpy.run_module('benchmarks', run_name='__main__')"
 
 
 def checkout() -> Path:
@@ -20,4 +23,4 @@ def checkout() -> Path:
 
 def run(args: argparse.Namespace) -> int:
     """The command."""
-    return subprocess.run([sys.executable, "-m", "benchmarks", *args.rest], cwd=checkout(), check=False).returncode
+    return subprocess.run([sys.executable, "-c", RUN, *args.rest], cwd=checkout(), check=False).returncode

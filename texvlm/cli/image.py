@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,13 @@ class Picture:
     """A picture as it was read, upright and in RGB."""
 
     image: Tensor  # uint8 [3, H, W], or float32 in [0, 1] where 8 bits would lose something
-    path: Path
+    path: Path  # "-" is standard input
     remarks: list[str]  # what was done to it, in plain words
+    full: tuple[int, int]  # (height, width) before it was shrunk, upright
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return "standard input" if str(self.path) == "-" else self.path.name
 
     @property
     def height(self) -> int:  # noqa: D102
@@ -37,7 +44,7 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
     over white.
 
     Args:
-        name: the file.
+        name: the file; "-" is standard input.
         max_size: a longer side is shrunk to this many pixels.
 
     Raises:
@@ -48,15 +55,11 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
     except ImportError:
         raise Complaint("reading pictures needs Pillow: pip install pillow") from None
 
-    path = Path(name)
-    if not path.exists():
-        raise Complaint(f"no such file: {path}")
-    if path.is_dir():
-        raise Complaint(f"{path} is a folder, not a picture")
+    path, source = Path(name), _source(name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as file:
+            with Image.open(source) as file:
                 file.load()
                 return _to_rgb(file, path, max_size)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -72,6 +75,24 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
         EOFError,
     ) as error:  # what Pillow's decoders raise on broken files
         raise Complaint(f"{path} is broken: {error}") from None
+
+
+def _source(name: str) -> Path | io.BytesIO:
+    """What Pillow opens for a name."""
+    if not name.strip():
+        raise Complaint("the picture's name is empty")
+    if name == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise Complaint("- is a picture on standard input, and there is none: texvlm select - < photo.jpg")
+        if not (content := sys.stdin.buffer.read()):
+            raise Complaint("standard input is empty")
+        return io.BytesIO(content)
+    path = Path(name)
+    if not path.exists():
+        raise Complaint(f"no such file: {path}")
+    if path.is_dir():
+        raise Complaint(f"{path} is a folder, not a picture")
+    return path
 
 
 def _to_rgb(file: Any, path: Path, max_size: int | None) -> Picture:
@@ -91,14 +112,17 @@ def _to_rgb(file: Any, path: Path, max_size: int | None) -> Picture:
         scale = 65535.0 if upright.mode.startswith("I") else (1.0 if top <= 1 else 255.0 if top <= 255 else 65535.0)
         upright = Image.fromarray(grey / scale)
         remarks.append(f"grey values divided by {scale:g}")
-    elif "A" in upright.getbands() or "transparency" in upright.info:
+    elif upright.getbands()[-1] in "Aa" or "transparency" in upright.info:
         layer = upright.convert("RGBA")
         if np.asarray(layer)[..., 3].min() < 255:
             remarks.append("transparent parts laid over white")
         upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    elif upright.mode == "LAB":  # which Pillow does not convert by itself
+        upright = _from_lab(upright, path)
     elif upright.mode != "RGB":
         upright = upright.convert("RGB")
 
+    full = (upright.size[1], upright.size[0])
     if max_size is not None and max(upright.size) > max_size:
         before = upright.size
         scaled = [max(1, round(side * max_size / max(before))) for side in before]
@@ -108,4 +132,14 @@ def _to_rgb(file: Any, path: Path, max_size: int | None) -> Picture:
     pixels = torch.from_numpy(np.array(upright))  # a writable copy
     if pixels.ndim == 2:
         pixels = pixels.clamp(0, 1).unsqueeze(-1).expand(-1, -1, 3)
-    return Picture(pixels.permute(2, 0, 1).contiguous(), path, remarks)
+    return Picture(pixels.permute(2, 0, 1).contiguous(), path, remarks, full)
+
+
+def _from_lab(image: Any, path: Path) -> Any:
+    """CIE L*a*b*, as TIFF has it, in sRGB."""
+    from PIL import ImageCms
+
+    try:
+        return ImageCms.profileToProfile(image, ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), outputMode="RGB")
+    except (ImageCms.PyCMSError, ImportError) as error:
+        raise Complaint(f"{path} is in Lab colours, which this Pillow does not convert: {error}") from None

@@ -11,40 +11,48 @@ from texvlm.cli import Complaint
 from texvlm.cli.image import Picture, read_picture
 
 
-def choose(image: Any, k: int, cell: int) -> Any:
-    """`texvlm.select` with its refusals turned into one line."""
+def choose(image: Any, k: int, cell: int, **options: Any) -> Any:
+    """`texvlm.select` of an image [3, H, W] or a texture, k at most all cells, with its refusals turned into one line."""
     import texvlm
 
+    height, width = (image.height, image.width) if isinstance(image, texvlm.Texture) else image.shape[-2:]
     try:
-        return texvlm.select(image, k=k, cell=cell)
+        return texvlm.select(image, k=min(k, -(-height // cell) * -(-width // cell)), cell=cell, **options)
     except (ValueError, TypeError, RuntimeError) as error:
         raise Complaint(str(error).strip().splitlines()[0]) from None
 
 
-def describe(picture: Picture, selection: Any, cell: int) -> dict[str, Any]:
-    """A selection as plain numbers; x, y, width and height are pixels of the picture as it was read."""
+def describe(picture: Picture, selection: Any) -> dict[str, Any]:
+    """A selection as plain numbers.
+
+    x, y, width and height are pixels of the picture before `max_size` shrank it (`width` x `height`, upright); `cell` and `grid` are
+    those of the picture that was looked at (`seen_width` x `seen_height`).
+    """
     rows, columns = (int(n) for n in selection.grid)
-    count = int(selection.count[0])
+    count, cell = int(selection.count[0]), selection.cell
+    tops = _edges(rows, cell, picture.height, picture.full[0])
+    lefts = _edges(columns, cell, picture.width, picture.full[1])
     cells = []
     for index, score in zip(selection.indices[0, :count].tolist(), selection.score[0, :count].tolist()):
         row, column = divmod(index, columns)
-        x, y = column * cell, row * cell
         cells.append(
             {
                 "index": index,
                 "row": row,
                 "col": column,
-                "x": x,
-                "y": y,
-                "width": min(cell, picture.width - x),
-                "height": min(cell, picture.height - y),
+                "x": lefts[column],
+                "y": tops[row],
+                "width": lefts[column + 1] - lefts[column],
+                "height": tops[row + 1] - tops[row],
                 "score": score,
             }
         )
     return {
         "image": str(picture.path),
-        "width": picture.width,
-        "height": picture.height,
+        "width": picture.full[1],
+        "height": picture.full[0],
+        "seen_width": picture.width,
+        "seen_height": picture.height,
         "grid": [rows, columns],
         "cell": cell,
         "count": count,
@@ -52,10 +60,15 @@ def describe(picture: Picture, selection: Any, cell: int) -> dict[str, Any]:
     }
 
 
+def _edges(cells: int, cell: int, seen: int, full: int) -> list[int]:
+    """Where cells begin, and the last one ends, in the full picture: without gaps, to the nearest pixel."""
+    return [(2 * min(i * cell, seen) * full + seen) // (2 * seen) for i in range(cells + 1)]
+
+
 def run(args: argparse.Namespace) -> int:
     """The command."""
     picture = read_picture(args.image, args.max_size)
-    text = json.dumps(describe(picture, choose(picture.image, args.k, args.cell), args.cell), indent=1)
+    text = json.dumps(describe(picture, choose(picture.image, args.k, args.cell)), indent=1)
     if args.json == "-":
         print(text, flush=True)
         return 0

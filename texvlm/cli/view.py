@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from texvlm.cli import Complaint
+from texvlm.cascade import SCORE_CHANNELS
+from texvlm.cli import Complaint, plural
 from texvlm.cli.image import Picture, read_picture
 from texvlm.cli.select import choose
 
-REPEATS = 5
+REPEATS, PATIENCE = 5, 1.0  # calls of each stage, fewer where they take longer than this many seconds together
 R = TypeVar("R")
 
 
@@ -33,20 +34,79 @@ class Scene(NamedTuple):
     """All that is drawn."""
 
     picture: Picture
-    texture: Any  # texvlm.Texture of the minimal channels
+    colours: Any  # texvlm.Texture of red, green and blue
+    texture: Any  # texvlm.Texture of the channels that were built
+    wanted: list[str]  # the channels that get a tile; those in `absent` an empty one
+    absent: dict[str, str]  # and why
+    unasked: dict[str, str]  # channels that nobody named and that have no source here, and why
+    known: int  # how many channels there are
     selection: Any  # texvlm.Selection
     seen: Tensor  # [3, H, W] in [0, 1]: kept cells sharp, the rest coarse
+    query: str | None = None
+    relevance: Tensor | None = None  # [1, H, W]
+    flow: Tensor | None = None  # [1, 2, H, W]
+
+
+class Sources(NamedTuple):
+    """What channels may be made of, besides the picture."""
+
+    previous: Picture | None = None
+    query: str | None = None
+    embedding: Any = None  # texvlm.Embedding
 
 
 def timed(work: Callable[[], R]) -> tuple[R, float]:
     """The result of `work` and the median time of some calls in milliseconds, after one to warm up."""
+    began = time.perf_counter()
     result = work()
-    times = []
-    for _ in range(REPEATS):
+    times: list[float] = []
+    while len(times) < REPEATS and (not times or time.perf_counter() - began < PATIENCE):
         start = time.perf_counter()
         result = work()
         times.append(1e3 * (time.perf_counter() - start))
     return result, statistics.median(times)
+
+
+def channel_names(text: str) -> list[str]:
+    """`--channels` as names: all, minimal, or a list with commas; "embedding" is its 16 axes."""
+    import texvlm
+
+    axes = [channel.name for channel in texvlm.CHANNELS if channel.name.startswith("embedding_")]
+    if text.strip() == "all":
+        return [channel.name for channel in texvlm.CHANNELS]
+    if text.strip() == "minimal":
+        return [texvlm.CHANNELS[index].name for index in texvlm.MINIMAL]
+    names: list[str] = []
+    for name in text.replace(",", " ").split():
+        names += axes if name == "embedding" else [name]
+    known = [channel.name for channel in texvlm.CHANNELS if channel.name not in axes]
+    if strangers := [name for name in names if name not in (*known, *axes)]:
+        there = ", ".join((*known, "embedding (or embedding_0 to embedding_15)"))
+        raise Complaint(f"--channels: no channel {strangers[0]!r}; there are all, minimal, {there}")
+    if not names:
+        raise Complaint("--channels names none")
+    return list(dict.fromkeys(names))
+
+
+def without_source(names: list[str], sources: Sources) -> dict[str, str]:
+    """Which of these channels have no source, and why, as the metadata of a tiny texture says."""
+    import texvlm
+
+    tiny = torch.zeros(3, 8, 8)
+    previous = None if sources.previous is None else before(tiny, sources)
+    texture = texvlm.build_channels(tiny, previous, sources.query, names, embedding=sources.embedding, flow=None)
+    notes = {name: str(texture.meta[name]) for name in names}
+    return {name: note.removeprefix("absent: ") for name, note in notes.items() if note.startswith("absent")}
+
+
+def before(image: Tensor, sources: Sources) -> Any:
+    """The texture of a previous picture: what the next one takes from it."""
+    import texvlm
+
+    names = ["red", "green", "blue", "saliency"]
+    if sources.embedding is not None and sources.query is not None:
+        names += [f"embedding_{i}" for i in range(16)]
+    return texvlm.build_channels(image, None, sources.query, names, embedding=sources.embedding, levels=1)
 
 
 def texel_centres(height: int, width: int) -> Tensor:
@@ -69,45 +129,111 @@ def kept_mask(selection: Any, height: int, width: int) -> Tensor:
     rows, columns = selection.grid
     kept = torch.zeros(rows * columns, dtype=torch.bool)
     kept[selection.indices[0, : int(selection.count[0])]] = True
-    pixels = kept.view(rows, columns).repeat_interleave(selection.cell, 0).repeat_interleave(selection.cell, 1)
-    return pixels[:height, :width]
+    row, column = torch.arange(height) // selection.cell, torch.arange(width) // selection.cell
+    return kept[row[:, None] * columns + column]
 
 
-def look(picture: Picture, k: int, cell: int) -> tuple[Scene, list[Stage]]:
+def look(picture: Picture, k: int, cell: int, channels: str = "all", sources: Sources | None = None) -> tuple[Scene, list[Stage]]:
     """Runs the stages on a picture; every one is the public function that a program would call."""
     import texvlm
 
-    height, width = picture.height, picture.width
-    texture, build_ms = timed(lambda: texvlm.build_channels(picture.image, channels="minimal"))
-    selection = choose(texture, k, cell)
-    selection, select_ms = timed(lambda: choose(texture, k, cell))
+    sources = sources or Sources()
+    image, height, width = picture.image, picture.height, picture.width
+    names = channel_names(channels)
+    absent = without_source(names, sources)
+    built = [name for name in names if name not in absent]
+    if not built:
+        raise Complaint(f"--channels: none of these has a source here: {names[0]} is absent ({absent[names[0]]})")
+    stages = []
+
+    previous, flow = None, None
+    if sources.previous is not None:
+        earlier = sources.previous.image
+        if earlier.dtype != image.dtype:
+            image, earlier = (t.float() / 255 if t.dtype == torch.uint8 else t for t in (image, earlier))
+        previous, previous_ms = timed(lambda: before(earlier, sources))
+        stages.append(Stage("previous", "the frame before, its saliency", previous_ms, _megabytes(previous.data)))
+        (flow, occlusion), flow_ms = timed(lambda: texvlm.optical_flow(earlier, image))
+        hidden = f"{float(occlusion.float().mean()):.0%} of it occluded"
+        stages.append(Stage("flow", hidden, flow_ms, _megabytes(flow)))
+    field = None if flow is None else (flow, occlusion)
+
+    def build() -> Any:
+        return texvlm.build_channels(image, previous, sources.query, built, embedding=sources.embedding, flow=field)
+
+    texture, build_ms = timed(build)
+    what = f"{plural(texture.channels, 'channel')}, {plural(texture.levels, 'level')}"
+    stages.append(Stage("channels + pyramid", what, build_ms, _megabytes(texture.data)))
+
+    relevance = None
+    scored: Any = image
+    options: dict[str, Any] = {}
+    if sources.query is not None:
+        axes = [f"embedding_{i}" for i in range(16)]
+        answers = texture
+        if not set(axes) <= set(built):
+            answers = texvlm.build_channels(image, None, sources.query, axes, embedding=sources.embedding, levels=1)
+        relevance, ms = timed(lambda: texvlm.relevance(answers))
+        stages.append(Stage("relevance", f"up to {float(relevance.max()):.2f}", ms, _megabytes(relevance)))
+        # The cascade, with relevance in the place of saliency and nothing else to count.
+        scored = texvlm.build_channels(image, channels=SCORE_CHANNELS, given={"saliency": relevance})
+        options["weights"] = {"edge": 0.0, "entropy": 0.0, "saliency": 1.0}
+    elif set(SCORE_CHANNELS) <= set(built):
+        scored = texture
+    choose(scored, k, cell, **options)  # it refuses what it refuses, before it is timed
+    selection, select_ms = timed(lambda: choose(scored, k, cell, **options))
+    rows, columns = selection.grid
+    count = int(selection.count[0])
     centres = cell_centres(selection, height, width)
     colours = texvlm.Texture(picture.image)
     tokens, tokens_ms = timed(lambda: colours.patches(centres, 0.0, size=cell))
     uv, lod = texel_centres(height, width), (cell - 1).bit_length()
     coarse, coarse_ms = timed(lambda: colours.sample(uv, float(lod)))
-
     sharp = colours.level(0)[0]
     seen = torch.where(kept_mask(selection, height, width), sharp, coarse[0].T.reshape(3, height, width))
-    rows, columns = selection.grid
-    count = int(selection.count[0])
-    stages = [
-        Stage(
-            "channels + pyramid",
-            f"{texture.channels} channels, {texture.levels} levels",
-            build_ms,
-            _megabytes(texture.data),
-        ),
+    stages += [
         Stage(
             "cascade",
-            f"{count:,} of {rows * columns:,} cells",
+            f"{count:,} of {plural(rows * columns, 'cell')}",
             select_ms,
             _megabytes(selection.indices, selection.score),
         ),
-        Stage("tokens", f"{count:,} patches {cell} x {cell} x 3", tokens_ms, _megabytes(tokens)),
-        Stage("surroundings", f"{height * width:,} samples at LOD {lod}", coarse_ms, _megabytes(coarse)),
+        Stage("tokens", f"{count:,} patch{'' if count == 1 else 'es'} {cell} x {cell} x 3", tokens_ms, _megabytes(tokens)),
+        Stage("surroundings", f"{plural(height * width, 'sample')} at LOD {lod}", coarse_ms, _megabytes(coarse)),
     ]
-    return Scene(picture, texture, selection, seen.clamp(0, 1)), stages
+    everything = channels.strip() == "all"
+    return Scene(
+        picture,
+        colours,
+        texture,
+        wanted=built if everything else names,
+        absent={} if everything else absent,
+        unasked=absent if everything else {},
+        known=len(texvlm.CHANNELS),
+        selection=selection,
+        seen=seen.clamp(0, 1),
+        query=sources.query,
+        relevance=relevance,
+        flow=flow,
+    ), stages
+
+
+def handed_in(args: argparse.Namespace, picture: Picture) -> Sources:
+    """What the options bring."""
+    previous = None
+    if args.previous is not None:
+        previous = read_picture(args.previous, args.max_size)
+        if previous.image.shape != picture.image.shape:
+            sizes = [f"{p.full[1]} x {p.full[0]}" for p in (picture, previous)]
+            raise Complaint(f"--previous must be as large as the picture, {sizes[0]}, got {sizes[1]}")
+    query = None if args.query is None else " ".join(args.query.split())
+    if query == "":
+        raise Complaint("--query is empty: say what to look for, such as seven")
+    if query is None and args.embedding is None:
+        return Sources(previous)
+    import texvlm
+
+    return Sources(previous, query, texvlm.Embedding(texvlm.DigitsEmbedding()))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -130,9 +256,10 @@ def run(args: argparse.Namespace) -> int:
         1e3 * (time.perf_counter() - start),
         _megabytes(picture.image),
     )
-    scene, stages = look(picture, args.k, args.cell)
+    from texvlm.cli.drawing import draw, plan
 
-    from texvlm.cli.drawing import draw
+    sources = handed_in(args, picture)
+    scene, stages = look(picture, args.k, args.cell, args.channels, sources)
 
     start = time.perf_counter()
     try:
@@ -144,7 +271,16 @@ def run(args: argparse.Namespace) -> int:
     print_table([read, *stages, drawn])
     total = scene.selection.grid[0] * scene.selection.grid[1]
     if args.k > total:
-        picture.remarks.append(f"the picture has {total} cells of {args.cell} px, fewer than k = {args.k}: all are kept")
+        all_of_them = "it is kept" if total == 1 else "all are kept"
+        cells = plural(total, "cell")
+        picture.remarks.append(f"the picture has {cells} of {args.cell} px, fewer than k = {args.k}: {all_of_them}")
+    if sources.query is not None:
+        picture.remarks.append("the digits embedding knows the digits 0 to 9, about 12 to 110 pixels high, and nothing else")
+    if scene.absent:
+        without = "; ".join(f"{name.replace('_', ' ')} ({why})" for name, why in scene.absent.items())
+        picture.remarks.append(f"zero for want of a source: {without}")
+    if remark := plan(scene).out_of_shape():
+        picture.remarks.append(f"the picture is {remark}")
     for remark in picture.remarks:
         print(f"note: {remark}")
     print(f"the picture is at {output.resolve()}")
@@ -154,7 +290,7 @@ def run(args: argparse.Namespace) -> int:
 def print_table(stages: list[Stage]) -> None:
     """What each stage did and cost; a plain table where rich is not installed."""
     note = (
-        f"milliseconds: median of {REPEATS} calls on {torch.get_num_threads()} CPU threads (read, draw: one);"
+        f"milliseconds: median of up to {REPEATS} calls on {plural(torch.get_num_threads(), 'CPU thread')} (read, draw: one);"
         " megabytes: what it hands on"
     )
     rows = [(s.name, s.result, f"{s.milliseconds:,.2f}", "" if s.megabytes is None else f"{s.megabytes:,.2f}") for s in stages]
