@@ -132,7 +132,8 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
   const Request r = request(op, image, channels, levels, previous, fixation, given, given_channels);
   check_texel_dtype(op, "dtype", texel);
   TEXVLM_CHECK(texel != at::kBFloat16 || !wants(channels, {kX, kY, kCluster}), op, "dtype",
-               "float32, float64 or float16 for the channels x, y and cluster (8 bits do not tell their values apart)", "BFloat16");
+               "float32, float64 or float16 for the channels x, y and cluster (8 bits do not tell their values apart)",
+               "BFloat16");
   const Picture& picture = r.picture;
   const int64_t height = picture.height(), width = picture.width();
   Tensor data = new_tensor({picture.batch(), r.levels.texels, r.list.count}, texel, image.device());
