@@ -26,10 +26,8 @@ COMPANIONS = {  # distribution: what it is for
     "scikit-image": "the demo's photograph, a peer in the benchmarks",
     "pytest": "the tests",
     "hypothesis": "the tests",
-    "opencv-python-headless": "a peer in the benchmarks",
+    "opencv-contrib-python-headless": "a peer in the benchmarks",
     "kornia": "a peer in the benchmarks",
-    "transformers": "the Qwen-VL adapter",
-    "torchcodec": "decoding video",
 }
 BUILD_AGAIN = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
