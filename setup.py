@@ -1,6 +1,6 @@
 """Builds texvlm/lib/libtexvlm.so, all ops for Python and C++ programs alike, and texvlm._C, which loads it and binds what is not an op.
 
-CUDA sources are compiled wherever nvcc is found.
+CUDA sources are compiled wherever the CUDA toolkit is found (texvlm/cli/toolkit.py says where it is looked for).
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
 TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import setuptools
@@ -31,25 +32,9 @@ except ImportError:
 ROOT = Path(__file__).resolve().parent
 
 
-def cuda_home() -> Path | None:
-    """The CUDA toolkit: $CUDA_HOME, else the one that the nvcc on PATH belongs to (nvcc may be a wrapper script), else none."""
-    if os.environ.get("TEXVLM_NO_CUDA") == "1":
-        return None
-    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    if nvcc := shutil.which("nvcc"):
-        dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True, check=False)
-        if top := re.search(r"_HERE_=(\S+)", dry.stderr):
-            candidates.append(str(Path(top[1]).parent))
-        candidates.append(str(Path(nvcc).resolve().parent.parent))
-    for home in candidates:
-        if home and any((Path(home) / d / "cuda_runtime_api.h").exists() for d in ("include", "targets/x86_64-linux/include")):
-            return Path(home)
-    return None
-
-
-def cuda_release(home: Path) -> str:
-    out = subprocess.run([str(home / "bin" / "nvcc"), "--version"], capture_output=True, text=True, check=True).stdout
-    return re.search(r"release (\d+\.\d+)", out)[1]
+# The file is run, not imported: importing it would import texvlm, which is not built yet. `doctor` makes the same search.
+_toolkit = runpy.run_path(str(ROOT / "texvlm" / "cli" / "toolkit.py"))
+cuda_home, cuda_release = _toolkit["cuda_home"], _toolkit["cuda_release"]
 
 
 def cuda_archs() -> list[str]:
@@ -69,6 +54,7 @@ def cuda_archs() -> list[str]:
 
 
 LIBRARY = "texvlm.lib.libtexvlm"  # in a folder that is no package: it is nothing to import
+BINDING = "csrc/bind.cpp"
 
 
 def emulated_kernels() -> list[str]:
@@ -86,85 +72,117 @@ def emulated_kernels() -> list[str]:
     return sorted(str(p.relative_to(ROOT)) for p in [*folder.glob("*.cpp"), *(ROOT / "tests" / "shim").glob("*.cpp")])
 
 
-def extensions() -> list[setuptools.Extension]:
-    binding = "csrc/bind.cpp"
-    sources = sorted({str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.cpp")} - {binding})
-    sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "gl").glob("*.cpp"))
-    headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.h*")) + sorted(
-        str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cuh")
-    )
-    # No contraction into fused multiply-adds: integers that arithmetic decides (bins, ranks, labels) then agree on all machines.
-    # -fopenmp at compile time only: the OpenMP symbols then resolve to the runtime that torch itself has
-    # loaded, so there is one pool of threads.
-    cxx = [
-        "-O3",
-        "-fopenmp",
-        "-ffp-contract=off",
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-fvisibility=hidden",
-        "-g0",
-        "-Wall",
-        "-Wno-unknown-pragmas",
-        "-Wno-psabi",
-    ]
-    link = ["-ldl", "-pthread"]  # csrc/gl opens libEGL at run time, in threads of its own
-    define: list[tuple[str, str | None]] = []
-    make = cpp_extension.CppExtension
-    kwargs: dict[str, list[str]] = {}
-    if os.environ.get("TEXVLM_SANITIZE") == "1":
-        sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
-        cxx = [*[f for f in cxx if f not in ("-O3", "-g0")], "-O1", "-g1", *sanitize]
-        link += sanitize
-        define.append(("TEXVLM_NO_ISA_DISPATCH", None))
-    compile_args = {"cxx": cxx}
-    if os.environ.get("TEXVLM_EMULATE") == "1":
-        sources += emulated_kernels()
-        headers += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / "shim").glob("*.h"))
-        kwargs = {"include_dirs": [str(ROOT / "tests" / "shim")]}
-        define += [
-            ("TEXVLM_WITH_CUDA", None),
-            ("TEXVLM_EMULATE", None),
-            ("TEXVLM_CUDA_ARCHS", "emulated"),
-            ("TEXVLM_CUDA_VERSION", "emulated"),
-        ]
-    elif home := cuda_home():
-        archs = cuda_archs()
-        gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs] + [
-            f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"
-        ]
-        compile_args["nvcc"] = ["-O3", "-fmad=false", "--threads=2", "-Xcompiler=-fvisibility=hidden", *gencode]
-        cpp_extension.CUDA_HOME = str(home)  # torch looks for it only when it was built with CUDA itself
-        sources += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc" / "cuda").glob("*.cu"))
-        define += [
-            ("TEXVLM_WITH_CUDA", None),
-            ("TEXVLM_CUDA_ARCHS", "+".join(archs)),
-            ("TEXVLM_CUDA_VERSION", cuda_release(home)),
-        ]
-        if torch.version.cuda is not None:
-            make = cpp_extension.CUDAExtension
-        else:
-            kwargs = {
-                "libraries": ["cudart_static", "rt", "dl", "pthread"],
-                "library_dirs": [str(home / d) for d in ("lib64", "targets/x86_64-linux/lib") if (home / d).exists()],
-                "include_dirs": [str(home / "include")],
-            }
+@dataclass
+class Config:
+    """What the library and the module are compiled and linked with."""
 
-    def build(name: str, sources: list[str], link_args: list[str]) -> setuptools.Extension:
-        lists = {key: list(value) for key, value in kwargs.items()}  # torch appends to what it is given
-        return make(
+    sources: list[str]
+    headers: list[str]
+    cxx: list[str]
+    link: list[str]
+    nvcc: list[str] = field(default_factory=list)
+    define: list[tuple[str, str | None]] = field(default_factory=list)
+    places: dict[str, list[str]] = field(default_factory=dict)  # include_dirs, library_dirs, libraries
+    make: Callable[..., setuptools.Extension] = cpp_extension.CppExtension
+
+    def extension(self, name: str, sources: list[str], link: list[str]) -> setuptools.Extension:
+        """One of the two, from its sources and what only it is linked with."""
+        return self.make(
             name,
             sources,
-            define_macros=define,
-            extra_compile_args=compile_args,
-            extra_link_args=[*link, *link_args],
-            depends=headers,
-            **lists,
+            define_macros=self.define,
+            extra_compile_args={"cxx": self.cxx, **({"nvcc": self.nvcc} if self.nvcc else {})},
+            extra_link_args=[*self.link, *link],
+            depends=self.headers,
+            **{key: list(value) for key, value in self.places.items()},  # torch appends to what it is given
         )
 
-    library = build(LIBRARY, sources, ["-Wl,-soname,libtexvlm.so"])
+
+def files(*patterns: str) -> list[str]:
+    """Files of the checkout, relative to it, in an order that does not depend on the file system."""
+    return [name for pattern in patterns for name in sorted(str(p.relative_to(ROOT)) for p in ROOT.glob(pattern))]
+
+
+def host_config() -> Config:
+    """The host code alone.
+
+    No contraction into fused multiply-adds: integers that arithmetic decides (bins, ranks, labels) then agree on all machines.
+    -fopenmp at compile time only: the OpenMP symbols then resolve to the runtime that torch itself has loaded, so there is one pool
+    of threads.
+    """
+    return Config(
+        sources=[name for name in files("csrc/*.cpp", "csrc/gl/*.cpp") if name != BINDING],
+        headers=files("csrc/**/*.h*", "csrc/**/*.cuh"),
+        cxx=[
+            "-O3",
+            "-fopenmp",
+            "-ffp-contract=off",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-fvisibility=hidden",
+            "-g0",
+            "-Wall",
+            "-Wno-unknown-pragmas",
+            "-Wno-psabi",
+        ],
+        link=["-ldl", "-pthread"],  # csrc/gl opens libEGL at run time, in threads of its own
+    )
+
+
+def add_sanitizers(config: Config) -> None:
+    sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
+    config.cxx = [*[flag for flag in config.cxx if flag not in ("-O3", "-g0")], "-O1", "-g1", *sanitize]
+    config.link += sanitize
+    config.define.append(("TEXVLM_NO_ISA_DISPATCH", None))
+
+
+def add_kernels(config: Config, archs: list[str], release: str) -> None:
+    """What the host code must know of the kernels beside it."""
+    config.define += [("TEXVLM_WITH_CUDA", None), ("TEXVLM_CUDA_ARCHS", "+".join(archs)), ("TEXVLM_CUDA_VERSION", release)]
+
+
+def add_emulated(config: Config) -> None:
+    """The kernels as C++, for tests."""
+    config.sources += emulated_kernels()
+    config.headers += files("tests/shim/*.h")
+    config.places = {"include_dirs": [str(ROOT / "tests" / "shim")]}
+    config.define.append(("TEXVLM_EMULATE", None))
+    add_kernels(config, ["emulated"], "emulated")
+
+
+def add_cuda(config: Config, home: Path) -> None:
+    """The kernels, by the toolkit at `home`; beside a torch without CUDA its runtime is linked statically."""
+    release = cuda_release(home)
+    if release is None:
+        sys.exit(f"{home / 'bin' / 'nvcc'} does not run. TEXVLM_NO_CUDA=1 builds without CUDA.")
+    archs = cuda_archs()
+    gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+    gencode.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+    config.nvcc = ["-O3", "-fmad=false", "--threads=2", "-Xcompiler=-fvisibility=hidden", *gencode]
+    config.sources += files("csrc/cuda/*.cu")
+    add_kernels(config, archs, release)
+    cpp_extension.CUDA_HOME = str(home)  # torch looks for it only when it was built with CUDA itself
+    if torch.version.cuda is not None:
+        config.make = cpp_extension.CUDAExtension
+        return
+    config.places = {
+        "libraries": ["cudart_static", "rt", "dl", "pthread"],
+        "library_dirs": [str(home / d) for d in ("lib64", "targets/x86_64-linux/lib") if (home / d).exists()],
+        "include_dirs": [str(home / "include")],
+    }
+
+
+def extensions() -> list[setuptools.Extension]:
+    config = host_config()
+    if os.environ.get("TEXVLM_SANITIZE") == "1":
+        add_sanitizers(config)
+    if os.environ.get("TEXVLM_EMULATE") == "1":
+        add_emulated(config)
+    elif os.environ.get("TEXVLM_NO_CUDA") != "1" and (home := cuda_home()):
+        add_cuda(config, home)
+    library = config.extension(LIBRARY, config.sources, ["-Wl,-soname,libtexvlm.so"])
     library.libraries.remove("torch_python")  # programs without Python load it too
-    module = build("texvlm._C", [binding], ["-Wl,-rpath,$ORIGIN/lib"])
+    module = config.extension("texvlm._C", [BINDING], ["-Wl,-rpath,$ORIGIN/lib"])
     module.libraries.append("texvlm")
     return [library, module]
 
@@ -191,9 +209,10 @@ class Build(cpp_extension.BuildExtension):
         super().build_extensions()
 
 
-setup(
-    packages=find_packages(include=["texvlm", "texvlm.*"]),
-    ext_modules=extensions(),
-    cmdclass={"build_ext": Build},
-    zip_safe=False,
-)
+if __name__ == "__main__":  # so that tests can look inside; pip too runs this file as __main__
+    setup(
+        packages=find_packages(include=["texvlm", "texvlm.*"]),
+        ext_modules=extensions(),
+        cmdclass={"build_ext": Build},
+        zip_safe=False,
+    )

@@ -67,11 +67,6 @@ def copy_call(moved: int, fresh: bool = False) -> Call:
     return lambda: target.copy_(source)
 
 
-def copy_time(moved: int, fresh: bool = False) -> float:
-    """The median seconds of `copy_call`; `Bench.compare(moves=...)` times it among the others instead."""
-    return median(measure({COPY: copy_call(moved, fresh)})[COPY])
-
-
 def median(samples: list[float]) -> float:
     """The median of seconds."""
     return statistics.median(samples)
@@ -159,7 +154,7 @@ def machine() -> dict[str, Any]:
         "texvlm_isa": isa,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "load": round(os.getloadavg()[0], 2),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 import texvlm  # noqa: E402
 from texvlm import cli  # noqa: E402
+from texvlm.cli import doctor, toolkit  # noqa: E402
 from texvlm.cli.image import read_picture  # noqa: E402
 
 
@@ -191,6 +193,39 @@ def test_doctor_speaks_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for word in ("python", "torch", "extension", "compiler", "kernels", "gpu", "gl"):
         assert f" {word}" in out
+
+
+def test_doctor_names_the_cards_as_setup_wrote_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TEXVLM_CUDA_ARCHS", "7.5;80")
+    setup = runpy.run_path(str(Path(__file__).parents[1] / "setup.py"))
+    config = setup["host_config"]()
+    setup["add_kernels"](config, setup["cuda_archs"](), "13.0")
+    written = dict(config.define)
+    info = {"cuda": True, "cuda_archs": written["TEXVLM_CUDA_ARCHS"], "cuda_version": written["TEXVLM_CUDA_VERSION"]}
+    doctor._cuda(doctor.Report(), None, info)
+    assert "compiled in for sm_75 sm_80 (CUDA 13.0)" in capsys.readouterr().out
+
+
+def test_the_cuda_toolkit_is_found_where_nvcc_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By $CUDA_HOME, by nvcc, and by a wrapper script elsewhere that runs nvcc; a folder without headers is not it."""
+    home, elsewhere, bare = tmp_path / "cuda", tmp_path / "local" / "bin", tmp_path / "bare"
+    for nvcc, text in (
+        (home / "bin" / "nvcc", f"echo '#$ _HERE_={home}/bin' >&2; echo 'Cuda compilation tools, release 13.0, V13.0.48'"),
+        (elsewhere / "nvcc", f'exec {home}/bin/nvcc "$@"'),
+        (bare / "bin" / "nvcc", "echo 'Cuda compilation tools, release 12.0, V12.0.1'"),
+    ):
+        nvcc.parent.mkdir(parents=True)
+        nvcc.write_text(f"#!/bin/sh\n{text}\n")
+        nvcc.chmod(0o755)
+    (home / "include").mkdir()
+    (home / "include" / "cuda_runtime_api.h").touch()
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    for path, variable in ((elsewhere, None), (elsewhere, bare), (home / "bin", None), (tmp_path, home)):
+        monkeypatch.setenv("PATH", f"{path}{os.pathsep}/bin{os.pathsep}/usr/bin")
+        monkeypatch.setenv("CUDA_HOME", str(variable)) if variable else monkeypatch.delenv("CUDA_HOME", raising=False)
+        found = toolkit.cuda_home()
+        assert found == home, (path, variable)
+        assert toolkit.cuda_release(found) == "13.0"
 
 
 def test_runs_as_a_module_from_anywhere(photo: Path, tmp_path: Path) -> None:

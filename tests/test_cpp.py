@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import texvlm
+from texvlm.cli.toolkit import cuda_home
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,12 +27,9 @@ def test_the_header_has_every_op() -> None:
 
 def cuda_options() -> list[str]:
     """A LibTorch with CUDA wants the toolkit's place told where nvcc on PATH is a wrapper script."""
-    nvcc = shutil.which("nvcc")
-    if torch.version.cuda is None or nvcc is None:
+    home = cuda_home()
+    if torch.version.cuda is None or home is None:
         return []
-    dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True, check=False).stderr
-    found = re.search(r"_HERE_=(\S+)", dry)
-    home = Path(found[1]).parent if found else Path(nvcc).resolve().parent.parent
     if not any(home.glob("lib64/libnvrtc.so*")) and not any(home.glob("targets/*/lib/libnvrtc.so*")):
         pytest.skip("the CUDA toolkit has no nvrtc, which a LibTorch with CUDA is linked to")
     return [f"-DCUDA_TOOLKIT_ROOT_DIR={home}", f"-DCUDAToolkit_ROOT={home}", f"-DCMAKE_CUDA_COMPILER={home / 'bin' / 'nvcc'}"]

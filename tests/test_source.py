@@ -91,6 +91,11 @@ def test_every_stem_is_in_every_layer() -> None:
             assert (ROOT / path).exists(), path
 
 
+def test_the_guide_lists_the_stems() -> None:
+    listed = re.search(r"^Stems: ([^.]+)\.", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)[1]
+    assert re.split(r",\s+", listed) == [stage for stage in STAGES if stage != "texture"]
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_imports_earlier_stages_only(stage: str) -> None:
     """Imports at the top of the module; imports inside functions are for conveniences that look ahead, such as Texture.sample."""

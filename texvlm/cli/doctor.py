@@ -1,7 +1,7 @@
 """`doctor`: what works on this machine, what is missing, and how to get it, in plain lines.
 
-Imports nothing heavy at the top and nothing of texvlm but the extension itself, so that it can
-still speak when that does not load.
+Imports nothing heavy at the top and nothing of texvlm but the extension itself and the search for the CUDA
+toolkit, so that it can still speak when the extension does not load.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from texvlm.cli.toolkit import cuda_home, cuda_release
+
 COMPANIONS = {  # distribution: what it is for
     "numpy": "pictures as arrays",
     "pillow": "reading pictures",
@@ -24,10 +26,8 @@ COMPANIONS = {  # distribution: what it is for
     "scikit-image": "the demo's photograph, a peer in the benchmarks",
     "pytest": "the tests",
     "hypothesis": "the tests",
-    "opencv-python-headless": "a peer in the benchmarks",
+    "opencv-contrib-python-headless": "a peer in the benchmarks",
     "kornia": "a peer in the benchmarks",
-    "transformers": "the Qwen-VL adapter",
-    "torchcodec": "decoding video",
 }
 BUILD_AGAIN = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
@@ -129,18 +129,20 @@ def _compilers(report: Report) -> None:
             "Python.h not found",
             "to build texvlm, install Python's headers (Debian, Ubuntu: apt install python3-dev)",
         )
-    nvcc = shutil.which("nvcc") or next((path for path in ("/usr/local/cuda/bin/nvcc",) if os.access(path, os.X_OK)), None)
-    if nvcc:
-        found = re.search(r"release ([\d.]+)", _output([nvcc, "--version"]))
-        report.line("nvcc", found[1] if found else "found, says no version")
+    if home := cuda_home():
+        report.line("nvcc", f"{cuda_release(home) or 'found, says no version'}, in {home}")
     else:
         report.line("nvcc", "none found", "to compile the CUDA kernels, install the CUDA toolkit; the CPU needs none")
 
 
+def _cards(archs: str) -> str:
+    """`build_info()["cuda_archs"]` as one reads it: "75+80" is "sm_75 sm_80"."""
+    return " ".join(f"sm_{arch}" for arch in archs.split("+"))
+
+
 def _cuda(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
     if info is not None and info["cuda"]:
-        archs = " ".join(f"sm_{arch}" for arch in re.split(r"[;, ]+", str(info["cuda_archs"]).strip('"')) if arch)
-        report.line("kernels", f"CUDA kernels compiled in for {archs} (CUDA {info['cuda_version']})")
+        report.line("kernels", f"CUDA kernels compiled in for {_cards(info['cuda_archs'])} (CUDA {info['cuda_version']})")
     elif info is not None:
         report.line("kernels", "no CUDA kernels compiled in", f"with nvcc installed, build again: {BUILD_AGAIN}")
     if torch is None:

@@ -1,6 +1,6 @@
 """Every op of texvlm in plain PyTorch: independent of the compiled code, clear before fast.
 
-The oracle of tests, benchmarks and notebooks: names and arguments are those of `torch.ops.texvlm`, gradients
+The oracle of tests and benchmarks: names and arguments are those of `torch.ops.texvlm`, gradients
 are torch's own autograd. All functions work in float64 and float32 on any device; half inputs are computed in
 float32 and rounded where they are stored.
 """
