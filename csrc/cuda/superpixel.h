@@ -1,8 +1,8 @@
 // The kernels of superpixels that deserve their own: what host code knows of them.
 #pragma once
 
+#include "../math/merge.h"
 #include "../math/regions.h"
-#include "../math/superpixel.h"
 #include "launch.h"
 
 namespace texvlm::cuda {

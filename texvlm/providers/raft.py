@@ -38,7 +38,7 @@ class RaftFlow:
         self.module, self.name = module, name or type(module).__name__
 
     def __call__(self, previous: ImageLike, current: ImageLike) -> tuple[Tensor, Tensor]:
-        """Two pictures of one shape -> what `optical_flow` gives: flow [B, 2, H, W] in pixels from current to previous, occlusion [B, H, W].
+        """Two pictures of one shape -> flow [B, 2, H, W] in pixels from current to previous, occlusion [B, H, W].
 
         The previous picture at x + flow(x) is what the current one shows at x. A pixel is occluded where the flow there and back,
         f(x) + b(x + f(x)), is long: |f + b|^2 > 0.01 (|f|^2 + |b|^2) + 0.5; or where it leaves the picture.
