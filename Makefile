@@ -5,7 +5,7 @@
 #   TORCH="torch==2.12.1"   what to install where no torch is to be seen (torch==2.13.0)
 #   ARGS="..."              further arguments: make test ARGS="-k pyramid", make bench ARGS="pyramid", make demo ARGS="-k 128"
 #   IMAGE=photo.jpg         what `make demo` looks at (a photograph that scikit-image ships); OUT=where.png
-#   ARCHS="75 90"         what `make kernels` compiles for (all that texvlm supports)
+#   ARCHS="75 90"           what `make kernels` compiles for (all that texvlm supports)
 #   TEXVLM_NO_CUDA=1, TEXVLM_CUDA_ARCHS="9.0", MAX_JOBS=4   are honoured by setup.py
 
 SHELL  := /bin/bash

@@ -87,8 +87,8 @@ def test_every_stem_is_in_every_layer() -> None:
     compiled = set(STAGES) - {"texture", "embedding", "channel_sources"}  # those are glue over the others
     assert stems >= compiled
     for stem in compiled:
-        for path in (f"csrc/cuda/{stem}.cu", f"texvlm/reference/{stem}.py", f"tests/cases/{stem}.py", f"tests/test_{stem}.py"):
-            assert (ROOT / path).exists(), path
+        for path in ("csrc/cuda/{}.cu", "texvlm/reference/{}.py", "tests/cases/{}.py", "tests/test_{}.py", "benchmarks/{}.py"):
+            assert (ROOT / path.format(stem)).exists(), path.format(stem)
 
 
 def test_the_guide_lists_the_stems() -> None:
