@@ -36,6 +36,10 @@ TEXVLM_HD Lanes<A, N> load_lanes(const T* p) {
   Lanes<A, N> v;
   if constexpr (std::is_same_v<A, T>) {
     memcpy(&v, p, sizeof(v));
+  } else if constexpr (std::is_same_v<A, float> && (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>)) {
+    Lanes<uint16_t, N> bits;
+    memcpy(&bits, p, sizeof(bits));
+    v = T::template widened<Lanes<A, N>>(__builtin_convertvector(bits, Lanes<uint32_t, N>));
   } else {
     for (int i = 0; i < N; ++i) v[i] = static_cast<A>(p[i]);
   }
@@ -45,6 +49,9 @@ template <class A, int N, class T>
 TEXVLM_HD void store_lanes(T* p, const Lanes<A, N>& v) {
   if constexpr (std::is_same_v<A, T>) {
     memcpy(p, &v, sizeof(v));
+  } else if constexpr (std::is_same_v<A, float> && (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>)) {
+    const auto bits = __builtin_convertvector(T::template narrowed<Lanes<uint32_t, N>>(v), Lanes<uint16_t, N>);
+    memcpy(p, &bits, sizeof(bits));
   } else {
     for (int i = 0; i < N; ++i) p[i] = static_cast<T>(v[i]);
   }

@@ -59,40 +59,60 @@ TEXVLM_HD double log2_of(double v) { return log2(v); }
 TEXVLM_HD float hypot_of(float x, float y) { return hypotf(x, y); }
 TEXVLM_HD double hypot_of(double x, double y) { return hypot(x, y); }
 
-// IEEE binary16. The conversions are branch-free (selects only), so that loops over halves vectorise without F16C; they
-// round to nearest even, keep infinities, and keep NaN as a quiet NaN. Method: F. Giesen, "Half to float done quick" (2012).
+template <class To, class From>
+TEXVLM_HD To bits_as(From v) {
+  static_assert(sizeof(To) == sizeof(From));
+  To out;
+  memcpy(&out, &v, sizeof(out));
+  return out;
+}
+
+// IEEE binary16. The conversions are branch-free (selects only), of one number or of vectors of them (lanes.h): F is float and U
+// uint32_t, the half in its low bits, or vectors of these. They round to nearest even, keep infinities, and keep NaN as a quiet
+// NaN. Method: F. Giesen, "Half to float done quick" (2012).
 struct Half {
   uint16_t bits;
   Half() = default;
-  TEXVLM_HD explicit Half(float value) {
-    const uint32_t all = float_bits(value), sign = (all >> 16) & 0x8000u, magnitude = all & 0x7fffffffu;
-    const uint32_t odd = (magnitude >> 13) & 1u;
-    const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + odd) >> 13;
-    const uint32_t subnormal = float_bits(bits_float(magnitude) + 0.5f) - float_bits(0.5f);  // the adder does the rounding
-    uint32_t h = magnitude < (113u << 23) ? subnormal : normal;
-    h = magnitude >= (143u << 23) ? 0x7c00u : h;
-    h = magnitude > 0x7f800000u ? 0x7e00u : h;
-    bits = static_cast<uint16_t>(h | sign);
+  TEXVLM_HD explicit Half(float value) : bits(static_cast<uint16_t>(narrowed<uint32_t>(value))) {}
+  TEXVLM_HD operator float() const { return widened<float>(uint32_t{bits}); }
+
+  template <class U, class F>
+  TEXVLM_HD static U narrowed(F value) {
+    const U all = bits_as<U>(value), sign = (all >> 16) & 0x8000u, magnitude = all & 0x7fffffffu;
+    const U odd = (magnitude >> 13) & 1u;
+    const U normal = (magnitude - (112u << 23) + 0xfffu + odd) >> 13;
+    const U subnormal = bits_as<U>(bits_as<F>(magnitude) + 0.5f) - 0x3f000000u;  // adding 1/2 does the rounding
+    U h = magnitude < (113u << 23) ? subnormal : normal;
+    h = magnitude >= (143u << 23) ? h * 0u + 0x7c00u : h;
+    h = magnitude > 0x7f800000u ? h * 0u + 0x7e00u : h;
+    return h | sign;
   }
-  TEXVLM_HD operator float() const {
-    const uint32_t shifted = (bits & 0x7fffu) << 13, exponent = shifted & (0x7c00u << 13);
-    const float normal = bits_float(shifted + (112u << 23));
-    const float special = bits_float(shifted + (224u << 23));
-    const float subnormal = bits_float(shifted + (113u << 23)) - bits_float(113u << 23);
-    const float value = exponent == (0x7c00u << 13) ? special : exponent == 0 ? subnormal : normal;
-    return bits_float(float_bits(value) | (static_cast<uint32_t>(bits & 0x8000u) << 16));
+  template <class F, class U>
+  TEXVLM_HD static F widened(U half) {
+    const U shifted = (half & 0x7fffu) << 13, exponent = shifted & (0x7c00u << 13);
+    const F normal = bits_as<F>(shifted + (112u << 23));
+    const F special = bits_as<F>(shifted + (224u << 23));
+    const F subnormal = bits_as<F>(shifted + (113u << 23)) - 6.103515625e-05f;  // 2^-14, the smallest normal half
+    const F small = exponent == 0u ? subnormal : normal, value = exponent == (0x7c00u << 13) ? special : small;
+    return bits_as<F>(bits_as<U>(value) | ((half & 0x8000u) << 16));
   }
 };
 
 struct BFloat16 {
   uint16_t bits;
   BFloat16() = default;
-  TEXVLM_HD explicit BFloat16(float value) {
-    const uint32_t u = float_bits(value);
-    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    bits = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+  TEXVLM_HD explicit BFloat16(float value) : bits(static_cast<uint16_t>(narrowed<uint32_t>(value))) {}
+  TEXVLM_HD operator float() const { return widened<float>(uint32_t{bits}); }
+
+  template <class U, class F>
+  TEXVLM_HD static U narrowed(F value) {
+    const U all = bits_as<U>(value), rounded = (all + 0x7fffu + ((all >> 16) & 1u)) >> 16;
+    return (all & 0x7fffffffu) > 0x7f800000u ? all * 0u + 0x7fc0u : rounded;
   }
-  TEXVLM_HD operator float() const { return bits_float(static_cast<uint32_t>(bits) << 16); }
+  template <class F, class U>
+  TEXVLM_HD static F widened(U half) {
+    return bits_as<F>(half << 16);
+  }
 };
 
 template <class T>
