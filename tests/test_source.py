@@ -32,6 +32,8 @@ STAGES = [
     "history",
     "superpixel",
     "text",
+    "pca",
+    "retrieval",
     "embedding",
     "channel_sources",
     "channels",
@@ -51,7 +53,7 @@ PINNED = [
 ]
 PINNED += ["sample_foveated", "select", "superpixels", "topk"]
 CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]
-MAX_LINES = 620
+MAX_LINES = 560
 
 
 def sources(*patterns: str) -> list[Path]:
@@ -84,7 +86,7 @@ def test_every_stem_is_in_every_layer() -> None:
         & {p.stem for p in sources("csrc/*.cpp")}
         & {p.stem for p in sources("texvlm/*.py")}
     )
-    compiled = set(STAGES) - {"texture", "embedding", "channel_sources"}  # those are glue over the others
+    compiled = set(STAGES) - {"texture", "pca", "retrieval", "embedding", "channel_sources"}  # those have no op
     assert stems >= compiled
     for stem in compiled:
         for path in (f"csrc/cuda/{stem}.cu", f"texvlm/reference/{stem}.py", f"tests/cases/{stem}.py", f"tests/test_{stem}.py"):

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from texvlm.embedding import AXES, Embedding, EmbeddingProvider, relevance
+from texvlm.embedding import Embedding, EmbeddingProvider, relevance
 from texvlm.flow import optical_flow
 from texvlm.history import fixation_history, gaze_history
+from texvlm.pca import AXES
 from texvlm.salience import as_previous
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
