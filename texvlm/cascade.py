@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from texvlm._ext import acc_dtype, fake, ops
+from texvlm.channels import build_channels
 from texvlm.texture import Texture
 
 if TYPE_CHECKING:
@@ -215,8 +216,6 @@ def _scored(image_or_texture: ImageLike | Texture) -> Texture:
     """A texture with the channels that a score reads; of a picture nothing else is computed."""
     if isinstance(image_or_texture, Texture):
         return image_or_texture
-    from texvlm.channels import build_channels
-
     return build_channels(image_or_texture, channels=SCORE_CHANNELS)
 
 

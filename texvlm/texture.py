@@ -10,6 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from texvlm import pyramid
+from texvlm.footprint import sample_grad
+from texvlm.hardware import sample_grad_hardware, sample_lod_hardware
+from texvlm.patches import extract_patches
+from texvlm.sample import sample_lod
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,11 +199,7 @@ class Texture:
         backend: "native" or "texture" for this call; the texture's own by default. See `texvlm.sample_lod_hardware`.
         """
         if self._through_hardware(backend):
-            from texvlm.hardware import sample_lod_hardware
-
             return sample_lod_hardware(self, uv, lod, filter, address)
-        from texvlm.sample import sample_lod
-
         return sample_lod(self, uv, lod, filter, address)
 
     def sample_footprint(
@@ -216,11 +216,7 @@ class Texture:
         backend: "native" or "texture" for this call; the texture's own by default. See `texvlm.sample_grad_hardware`.
         """
         if self._through_hardware(backend):
-            from texvlm.hardware import sample_grad_hardware
-
             return sample_grad_hardware(self, uv, ddx, ddy, max_anisotropy, address)
-        from texvlm.footprint import sample_grad
-
         return sample_grad(self, uv, ddx, ddy, max_anisotropy, address)
 
     def _through_hardware(self, backend: str | None) -> bool:
@@ -232,8 +228,6 @@ class Texture:
         self, center_uv: Tensor, lod: Tensor | float = 0.0, size: int = 16, axes: Tensor | None = None, address: str = "clamp"
     ) -> Tensor:
         """Square patches around center_uv [B, N, 2] -> [B, N, C, size, size]. See `texvlm.extract_patches`."""
-        from texvlm.patches import extract_patches
-
         return extract_patches(self, center_uv, lod, size, axes, address)
 
     def __repr__(self) -> str:
