@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
 from texvlm.patches import extract_patches
 
 if TYPE_CHECKING:
@@ -240,4 +240,4 @@ def _(
     levels: int,
     mask: list[bool],
 ) -> tuple[Tensor | None, ...]:
-    return tuple(t.new_empty(t.shape) if wanted else None for t, wanted in zip((fixation, offsets, m0, e0), mask, strict=True))
+    return gradient_fakes(mask, fixation, offsets, m0, e0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -104,5 +104,4 @@ def _(
     mask: list[bool],
     axes: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    inputs = (data, center, lod, axes)
-    return tuple(t.new_empty(t.shape) if wanted and t is not None else None for t, wanted in zip(inputs, mask, strict=True))
+    return gradient_fakes(mask, data, center, lod, axes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, ops, texel_dtype
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike, Texture
@@ -119,8 +119,7 @@ def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, in
 @fake("generate_mipmaps")
 def _(image: Tensor, reducer: list[str], levels: int, dtype: torch.dtype | None = None) -> Tensor:
     batch, channels, height, width = image.shape
-    dtype = dtype or (torch.float32 if image.dtype == torch.uint8 else image.dtype)
-    return image.new_empty((batch, texel_count(height, width, levels), channels), dtype=dtype)
+    return image.new_empty((batch, texel_count(height, width, levels), channels), dtype=texel_dtype(image, dtype))
 
 
 @fake("generate_mipmaps_backward")

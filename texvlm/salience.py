@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
 from texvlm.texture import as_image
 
 if TYPE_CHECKING:
@@ -72,12 +71,9 @@ def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
 @fake("saliency")
 def _(image: Tensor, previous: Tensor | None = None) -> Tensor:
     batch, _, height, width = image.shape
-    return image.new_empty((batch, height, width), dtype=torch.float32 if image.dtype == torch.uint8 else image.dtype)
+    return image.new_empty((batch, height, width), dtype=texel_dtype(image))
 
 
 @fake("saliency_backward")
-def _(grad: Tensor, image: Tensor, mask: list[bool], previous: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-    def like(picture: Tensor | None, wanted: bool) -> Tensor | None:
-        return picture.new_empty(picture.shape, dtype=acc_dtype(picture.dtype)) if wanted and picture is not None else None
-
-    return like(image, mask[0]), like(previous, mask[1])
+def _(grad: Tensor, image: Tensor, mask: list[bool], previous: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    return gradient_fakes(mask, image, previous, dtype=acc_dtype(image.dtype))
