@@ -11,8 +11,7 @@ from torch import Tensor
 from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
 from texvlm.channel_sources import EMBEDDING, Sources
 from texvlm.pyramid import level_count, texel_count
-from texvlm.salience import as_rgb
-from texvlm.texture import Texture
+from texvlm.texture import Texture, as_rgb
 
 if TYPE_CHECKING:
     from texvlm.embedding import Embedding, EmbeddingProvider

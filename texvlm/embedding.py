@@ -18,8 +18,7 @@ from texvlm.digits import DigitsEmbedding
 from texvlm.pca import AXES, PCA, Moments, unit
 from texvlm.providers.clip import ClipEmbedding
 from texvlm.retrieval import WANTED, Retrieval, average_precision, retrieval_kept
-from texvlm.salience import as_rgb
-from texvlm.texture import Texture
+from texvlm.texture import Texture, as_float, as_rgb
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
@@ -166,8 +165,7 @@ class Embedding:
 
 
 def _features(provider: EmbeddingProvider, image: ImageLike) -> Tensor:
-    picture = as_rgb(image)
-    picture = picture.float() / 255 if picture.dtype == torch.uint8 else picture
+    picture = as_float(as_rgb(image))
     features = provider.encode_image(torch.where(picture.isfinite(), picture, torch.zeros_like(picture)))
     if features.dim() != 4 or len(features) != len(picture) or not features.is_floating_point():
         raise ValueError(

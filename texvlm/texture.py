@@ -48,6 +48,31 @@ def as_image(image: ImageLike) -> Tensor:
     return (tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1))[None]
 
 
+def as_rgb(image: ImageLike) -> Tensor:
+    """A picture as [B, 3, H, W] without copying: grey (one channel) is repeated, alpha (a fourth) is dropped."""
+    picture = as_image(image)
+    if picture.shape[1] not in (1, 3, 4):
+        raise ValueError(f"image must be grey, RGB or RGBA (1, 3 or 4 channels), got {picture.shape[1]} channels")
+    return picture.expand(-1, 3, -1, -1) if picture.shape[1] == 1 else picture[:, :3]
+
+
+def as_previous(previous: ImageLike, image: Tensor) -> Tensor:
+    """The previous picture like `image`: RGB, of its shape and dtype, so that their lumas can be compared."""
+    other = as_rgb(previous)
+    if other.shape[0] == 1 and image.shape[0] > 1:
+        other = other.expand(image.shape[0], -1, -1, -1)
+    if other.shape != image.shape:
+        raise ValueError(f"previous must have the shape of image, {list(image.shape)}, got {list(other.shape)}")
+    if other.dtype != image.dtype:
+        raise ValueError(f"previous must have the dtype of image, {image.dtype}, got {other.dtype}")
+    return other
+
+
+def as_float(picture: Tensor) -> Tensor:
+    """uint8 divided by 255, floating point left alone."""
+    return picture.float() / 255 if picture.dtype == torch.uint8 else picture
+
+
 def _from_pil(image: Any) -> np.ndarray:
     import numpy as np
 

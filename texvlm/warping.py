@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
-from texvlm.salience import as_previous, as_rgb
+from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
@@ -66,9 +66,8 @@ def motion(image: ImageLike, previous: ImageLike, flow: Tensor | None = None, oc
         tensor([0.0000, 0.0000, 0.5000, 0.0000])
     """
     picture = as_rgb(image)
-    before = as_previous(previous, picture)
-    assert before is not None
-    return ops.motion(picture, before, None if flow is None else flow.to(picture.device, acc_dtype(picture.dtype)), occlusion)
+    field = None if flow is None else flow.to(picture.device, acc_dtype(picture.dtype))
+    return ops.motion(picture, as_previous(previous, picture), field, occlusion)
 
 
 @fake("warp")
