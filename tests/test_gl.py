@@ -127,6 +127,7 @@ def test_pictures_of_every_kind() -> None:
     assert torch.equal(as_array.data[:, : as_tensor.data.shape[1]], as_tensor.data)
     torch.testing.assert_close(as_array.data, native(image.permute(2, 0, 1)), rtol=0, atol=1e-6)
     half = gl.generate(image.permute(2, 0, 1), dtype=torch.float16)
+    assert torch.equal(half.data, texvlm.generate_mipmaps(image.permute(2, 0, 1), backend="gl", dtype=torch.float16).data)
     torch.testing.assert_close(half.data.float(), as_array.data, rtol=0, atol=4e-3)
 
 
