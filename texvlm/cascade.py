@@ -231,7 +231,7 @@ def _salience(texture: Texture, k: int, cell: int, weights: Mapping[str, float])
     for stage, samples in enumerate((*STAGE_SAMPLES, cell)):
         if stage < 2 and kept[stage] == known:  # nothing to drop: the next stage scores the same cells
             continue
-        score = ops.score_cells(data, cells, height, width, list(texture.reducer), levels, cell, samples, channels, scale)
+        score = ops.score_cells(data, cells, height, width, texture.reducer, levels, cell, samples, channels, scale)
         score, best = ops.select_topk(score, kept[stage])
         # ascending between stages, so that ties go to the lowest cell
         cells = best if known == total else cells.gather(1, best)

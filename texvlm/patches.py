@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
+from texvlm._ext import fake, gradient_fakes, ops
+from texvlm.sample import lod_queries
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -30,7 +31,7 @@ def extract_patches(
         texture: of batch B, or of batch 1, shared by all queries (its gradient is summed). Channels with the
             reducer "mode" are read from the nearest texel of the nearest level.
         center_uv: [B, N, 2], (u, v); [0, 1] is the picture, outside of it the address mode decides.
-        lod: [B, N] or a number. Clamped to [0, levels - 1], for the samples and for their spacing.
+        lod: [B, N], or what broadcasts to it, or a number. Clamped to [0, levels - 1], for the samples and for their spacing.
         size: samples along a side, 1 to 16384.
         axes: [B, N, 2, 2], maps sample offsets in pixels; its columns are the images of the x and y unit
             vectors (rotation, stretch, shear). The LOD of the samples does not depend on it.
@@ -53,23 +54,18 @@ def extract_patches(
         >>> torch.equal(patches[0, 0], image[:, 4:8, 0:4])
         True
     """
-    dtype = acc_dtype(texture.data.dtype)
-    center_uv = center_uv.to(dtype)
-    if not isinstance(lod, Tensor):
-        lod = center_uv.new_full((), float(lod))
-    if lod.dim() == 0:
-        lod = lod.to(center_uv.device).expand(center_uv.shape[:-1])
+    center_uv, lod = lod_queries(texture.data, center_uv, lod)
     return ops.extract_patches(
         texture.data,
         center_uv,
-        lod.to(dtype),
+        lod,
         texture.height,
         texture.width,
-        list(texture.reducer),
+        texture.reducer,
         texture.levels,
         size,
         address,
-        None if axes is None else axes.to(dtype),
+        None if axes is None else axes.to(center_uv.dtype),
     )
 
 

@@ -117,7 +117,7 @@ def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, in
         )
     if rects is not None and not isinstance(rects, Tensor):
         rects = torch.tensor(rects, dtype=torch.int64).reshape(-1, 4)
-    ops.update_mipmaps(texture.data, texture.height, texture.width, list(texture.reducer), texture.levels, rects)
+    ops.update_mipmaps(texture.data, texture.height, texture.width, texture.reducer, texture.levels, rects)
     return texture
 
 

@@ -67,7 +67,9 @@ def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float) -> tuple[Tensor, 
     if not isinstance(lod, Tensor):
         lod = uv.new_full((), lod).expand(shape)
     elif lod.dtype != dtype or lod.shape != shape:
-        lod = lod.to(dtype).expand(shape)
+        if lod.dim() > len(shape) or any(n not in (1, wanted) for n, wanted in zip(lod.shape[::-1], shape[::-1])):
+            raise ValueError(f"lod must be a number, or broadcast to {list(shape)}, [B, N] of uv, got {list(lod.shape)}")
+        lod = (lod if lod.dim() else lod.to(uv.device)).to(dtype).expand(shape)
     return uv, lod
 
 
