@@ -89,7 +89,7 @@ def status(device: torch.device | str = "cpu") -> Status:
     return Status(even_filter=even, odd_filter="box" if ours else "bilinear" if bilinear else "other", **found)
 
 
-def statistics() -> dict[str, int | float]:
+def stats() -> dict[str, int | float]:
     """What OpenGL has done in this process, and what it holds now.
 
     Returns:
