@@ -194,14 +194,12 @@ def sample_foveated(
         address: what samples beyond the border read: "clamp", "wrap", "mirror" or "border" (zero).
 
     Returns:
-        FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N],
-            float32 (float64 for
+        FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N], float32 (float64 for
         float64 texels).
 
-    Gradients: to the texels, the fixation, and tensors e0 and m0 of the layout, through both the LOD and the
-        positions. A clamp
-    passes gradients on its own bounds, so a token in the very centre at M0 = e0 has those of log2. A fixation
-    that is NaN or infinite gives NaN and gets no gradient.
+    Gradients go to the texels, the fixation, and tensors e0 and m0 of the layout, through both the LOD and the positions. A clamp
+    passes gradients on its own bounds, so a token in the very centre at M0 = e0 has those of log2. A fixation that is NaN or
+    infinite gives NaN and gets no gradient.
 
     Example:
         >>> import torch, texvlm

@@ -40,11 +40,10 @@ def extract_patches(
     Returns:
         [B, N, C, size, size] in the texels' dtype, contiguous.
 
-    Gradients: to the texels, center_uv, axes, and to lod through both the blend of levels and the spacing; at
-        cell edges and integer
-    LODs those of the right side, to lod zero where it is clamped. Second derivatives raise. A patch with a
-    NaN or infinite centre, LOD or axes is NaN, adds nothing to any gradient and gets gradient zero. On CUDA they are
-    reproducible under torch.use_deterministic_algorithms, as those of sample_lod.
+    Gradients go to the texels, center_uv, axes, and to lod through both the blend of levels and the spacing; at cell edges and
+    integer LODs those of the right side, to lod zero where it is clamped. Second derivatives raise. A patch with a NaN or infinite
+    centre, LOD or axes is NaN, adds nothing to any gradient and gets gradient zero. On CUDA they are reproducible under
+    torch.use_deterministic_algorithms, as those of sample_lod.
 
     Example:
         >>> import torch, texvlm
