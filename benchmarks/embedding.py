@@ -17,7 +17,8 @@ import texvlm
 from benchmarks._harness import US, Bench, Call
 from texvlm.digits.canvas import cell_labels, digit_canvas, load_digits
 from texvlm.digits.train import WORDS
-from texvlm.embedding import Moments, average_precision, retrieval_kept
+from texvlm.pca import Moments
+from texvlm.retrieval import average_precision, retrieval_kept
 
 SIDE, CELL = 1024, 8
 CANVASES = range(101, 105)

@@ -99,7 +99,7 @@ def main() -> int:
                 ratios[label, dtype] = times.ratio(row)
         for label in ("one picture", "a batch of 32", "40 channels"):
             bench.gate(f"{device.type}, {label}, float32: native is faster than GL", ratios[label, torch.float32], at_least=1.0)
-        bench.figure(f"statistics, {device.type}", gl.statistics())
+        bench.figure(f"statistics, {device.type}", gl.stats())
         single, batch, many = (ratios[label, torch.float32] for label in ("one picture", "a batch of 32", "40 channels"))
         halves = [ratios[label, torch.float16] for label in ("one picture", "a batch of 32", "40 channels")]
         winner = "software" if min(single, batch, many) >= 1 else "it depends"

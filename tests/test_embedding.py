@@ -18,7 +18,8 @@ from texvlm import reference
 from texvlm.digits.canvas import cell_labels, digit_canvas, load_digits
 from texvlm.digits.model import WEIGHTS
 from texvlm.digits.train import WORDS
-from texvlm.embedding import Moments, average_precision, retrieval_kept
+from texvlm.pca import Moments
+from texvlm.retrieval import average_precision, retrieval_kept
 
 
 def cloud(n: int, width: int, seed: int = 0, offset: float = 3.0) -> torch.Tensor:

@@ -69,9 +69,9 @@ def test_even_sizes_equal_ours(size: tuple[int, int], channels: int) -> None:
 def test_a_batch_is_one_array_and_one_call() -> None:
     image = torch.rand(32, 3, 64, 64)
     by_gl(image)
-    before = gl.statistics()
+    before = gl.stats()
     together = by_gl(image)
-    after = gl.statistics()
+    after = gl.stats()
     assert after["generated"] - before["generated"] == 1 and after["textures_made"] == before["textures_made"]
     torch.testing.assert_close(together, native(image), rtol=0, atol=1e-6)
     assert torch.equal(together[7], by_gl(image[7:8])[0])
@@ -127,6 +127,7 @@ def test_pictures_of_every_kind() -> None:
     assert torch.equal(as_array.data[:, : as_tensor.data.shape[1]], as_tensor.data)
     torch.testing.assert_close(as_array.data, native(image.permute(2, 0, 1)), rtol=0, atol=1e-6)
     half = gl.generate(image.permute(2, 0, 1), dtype=torch.float16)
+    assert torch.equal(half.data, texvlm.generate_mipmaps(image.permute(2, 0, 1), backend="gl", dtype=torch.float16).data)
     torch.testing.assert_close(half.data.float(), as_array.data, rtol=0, atol=4e-3)
 
 
@@ -198,10 +199,10 @@ def test_storage_stays() -> None:
     shapes = [(1, 3, 64, 64), (2, 3, 64, 64), (1, 5, 32, 64)]
     for shape in shapes:
         by_gl(torch.rand(*shape))
-    before = gl.statistics()
+    before = gl.stats()
     for i in range(50):
         by_gl(torch.rand(*shapes[i % 3]))
-    after = gl.statistics()
+    after = gl.stats()
     assert after.pop("generated") - before.pop("generated") == 50
     assert after == before
 
@@ -213,13 +214,13 @@ def test_storage_is_limited_and_the_oldest_goes_first() -> None:
         from texvlm import gl
         make = lambda n: texvlm.generate_mipmaps(torch.rand(1, 4, n, n), backend="gl")
         make(128), make(256), make(128), make(512)   # 512^2 and its levels take 5.6 MB of the 6, 256^2 1.4, 128^2 0.35
-        s = gl.statistics()
+        s = gl.stats()
         assert (s["textures"], s["textures_made"] - s["textures"]) == (2, 3), s   # two of the probe, and 256^2
         assert s["texture_bytes"] <= 6 << 20
         make(1024)                                    # alone above the limit: it is there, alone
-        assert gl.statistics()["textures"] == 1
+        assert gl.stats()["textures"] == 1
         make(64)
-        assert gl.statistics()["texture_bytes"] < 100_000
+        assert gl.stats()["texture_bytes"] < 100_000
         """,
         TEXVLM_GL_CACHE_MB="6",
     )
@@ -230,7 +231,7 @@ def test_close_gives_everything_back() -> None:
     image = torch.rand(1, 3, 16, 16)
     wanted = by_gl(image)
     gl.close()
-    assert gl.statistics()["textures"] == 0 and gl.statistics()["texture_bytes"] == 0
+    assert gl.stats()["textures"] == 0 and gl.stats()["texture_bytes"] == 0
     gl.close()
     assert torch.equal(by_gl(image), wanted)
 
@@ -429,15 +430,15 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
 
 def test_a_lost_context_is_made_again_once() -> None:
     image = torch.rand(1, 3, 32, 32)
-    wanted, before = by_gl(image), gl.statistics()
+    wanted, before = by_gl(image), gl.stats()
     _C.gl_simulate_loss(1)
     assert torch.equal(by_gl(image), wanted)
-    assert gl.statistics()["contexts"] == before["contexts"] + 1
+    assert gl.stats()["contexts"] == before["contexts"] + 1
     _C.gl_simulate_loss(2)
     with pytest.raises(RuntimeError, match="context was lost"):
         by_gl(image)
     assert torch.equal(by_gl(image), wanted)
-    assert gl.statistics()["textures"] == 1
+    assert gl.stats()["textures"] == 1
 
 
 def test_status_and_profile() -> None:
@@ -485,7 +486,7 @@ def test_cuda_odd_sizes_are_what_the_probed_filter_makes(cuda: torch.device) -> 
 def test_cuda_registers_once_and_follows_streams(cuda: torch.device) -> None:
     image = torch.rand(4, 3, 256, 256, device=cuda)
     by_gl(image)
-    before = gl.statistics()
+    before = gl.stats()
     streams = [torch.cuda.Stream() for _ in range(3)]
     for i in range(30):
         with torch.cuda.stream(streams[i % 3]):
@@ -493,7 +494,7 @@ def test_cuda_registers_once_and_follows_streams(cuda: torch.device) -> None:
             fresh = torch.rand(4, 3, 256, 256, device=cuda)
             data = by_gl(fresh)
             assert (data - native(fresh)).abs().max() < 1e-6
-    after = gl.statistics()
+    after = gl.stats()
     assert (after["registered"], after["textures_made"]) == (before["registered"], before["textures_made"])
 
 

@@ -19,13 +19,13 @@ import texvlm
 )
 def test_reconstructs_exactly(height: int, width: int, channels: int, seed: int) -> None:
     texture = texvlm.Texture(torch.rand(1, channels, height, width, generator=torch.Generator().manual_seed(seed)))
-    again = texvlm.laplacian_reconstruct(texvlm.laplacian_pyramid(texture))
+    again = texvlm.laplacian_reconstruct(texvlm.laplacian_decompose(texture))
     torch.testing.assert_close(again.data, texture.data, rtol=0, atol=1e-6)
 
 
 def test_reconstructs_large_and_mixed_reducers() -> None:
     texture = texvlm.Texture(torch.rand(2, 3, 517, 1024), ["mean", "max", "min"])
-    again = texvlm.laplacian_reconstruct(texvlm.laplacian_pyramid(texture))
+    again = texvlm.laplacian_reconstruct(texvlm.laplacian_decompose(texture))
     torch.testing.assert_close(again.data, texture.data, rtol=0, atol=1e-6)
     assert again.reducer == texture.reducer
 
@@ -33,12 +33,12 @@ def test_reconstructs_large_and_mixed_reducers() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_reconstruct_within_their_rounding(dtype: torch.dtype) -> None:
     texture = texvlm.Texture(torch.rand(1, 3, 64, 48), dtype=dtype)
-    again = texvlm.laplacian_reconstruct(texvlm.laplacian_pyramid(texture))
+    again = texvlm.laplacian_reconstruct(texvlm.laplacian_decompose(texture))
     torch.testing.assert_close(again.data, texture.data, rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
 def test_flat_picture_has_one_band() -> None:
-    bands = texvlm.laplacian_pyramid(texvlm.Texture(torch.full((3, 33, 20), 0.25)))
+    bands = texvlm.laplacian_decompose(texvlm.Texture(torch.full((3, 33, 20), 0.25)))
     for level in range(bands.levels - 1):
         assert bands.level(level).abs().max() < 1e-7
     torch.testing.assert_close(bands.level(-1), torch.full_like(bands.level(-1), 0.25))
@@ -47,7 +47,7 @@ def test_flat_picture_has_one_band() -> None:
 def test_even_levels_use_quarters() -> None:
     texture = texvlm.Texture(torch.zeros(1, 1, 8), levels=2)
     texture.level(1)[0, 0, 0] = torch.tensor([0.0, 4.0, 0.0, 0.0])
-    band = -texvlm.laplacian_pyramid(texture).level(0)[0, 0, 0]
+    band = -texvlm.laplacian_decompose(texture).level(0)[0, 0, 0]
     assert band.tolist() == [0, 1, 3, 3, 1, 0, 0, 0]
 
 
@@ -64,7 +64,7 @@ def test_adjoint_identity(op, height: int, width: int) -> None:
 
 def test_band_edit_reaches_the_picture_with_its_gradient() -> None:
     image = torch.rand(1, 3, 32, 24, dtype=torch.float64, requires_grad=True)
-    bands = texvlm.laplacian_pyramid(texvlm.Texture(image))
+    bands = texvlm.laplacian_decompose(texvlm.Texture(image))
     gain = torch.ones(bands.levels, dtype=torch.float64, requires_grad=True)
     table = texvlm.pyramid.level_table(32, 24, bands.levels)
     each = torch.cat([g.expand(h * w) for g, (_, h, w) in zip(gain, table, strict=True)])

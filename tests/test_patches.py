@@ -237,12 +237,15 @@ def test_autocast_keeps_coordinates_in_float32() -> None:
     assert low.dtype == torch.bfloat16
 
 
-def test_lod_may_be_a_number_or_one_value() -> None:
+def test_lod_may_be_a_number_or_what_broadcasts() -> None:
     texture, uv = texvlm.Texture(torch.rand(3, 32, 32)), torch.rand(2, 3, 2)
     wanted = texvlm.extract_patches(texture, uv, torch.full((2, 3), 1.25), 4)
-    for lod in (1.25, torch.tensor(1.25)):
+    for lod in (1.25, torch.tensor(1.25), torch.full((3,), 1.25), torch.full((2, 1), 1.25, dtype=torch.float64)):
         assert torch.equal(texvlm.extract_patches(texture, uv, lod, 4), wanted)
     assert torch.equal(texture.patches(uv, 1.25, 4), wanted)
+    for lod in (torch.zeros(2), torch.zeros(3, 3), torch.zeros(1, 2, 3)):
+        with pytest.raises(ValueError, match=r"lod must be a number, or broadcast to \[2, 3\]"):
+            texvlm.extract_patches(texture, uv, lod, 4)
 
 
 def test_every_size_and_channel_count_reads_inside() -> None:

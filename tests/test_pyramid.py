@@ -37,6 +37,17 @@ def test_odd_side_uses_every_texel() -> None:
     torch.testing.assert_close(weights, torch.tensor([[2.0, 2, 1, 0, 0], [0, 0, 1, 2, 2]]))
 
 
+@pytest.mark.parametrize("backend", ["auto", "native", "texture"])
+def test_texels_have_the_dtype_that_is_asked_for(backend: str) -> None:
+    image = torch.randint(0, 256, (3, 9, 12), dtype=torch.uint8)
+    for dtype in (None, torch.float32, torch.float16, torch.bfloat16):
+        texture = texvlm.generate_mipmaps(image, backend=backend, dtype=dtype)
+        wanted = texvlm.Texture(image, dtype=dtype)
+        assert texture.data.dtype == (dtype or torch.float32) and torch.equal(texture.data, wanted.data)
+    with pytest.raises(ValueError, match="dtype must be"):
+        texvlm.generate_mipmaps(image, backend=backend, dtype=torch.int32)
+
+
 @pytest.mark.parametrize("height", range(1, 34))
 def test_mean_is_kept(height: int) -> None:
     for width in range(1, 34):

@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 from pathlib import Path
@@ -17,13 +18,13 @@ import texvlm
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = [
     "pyramid",
-    "texture",
-    "gl",
-    "laplacian",
     "sample",
     "footprint",
     "hardware",
     "patches",
+    "texture",
+    "gl",
+    "laplacian",
     "fovea",
     "distance",
     "salience",
@@ -32,6 +33,8 @@ STAGES = [
     "history",
     "superpixel",
     "text",
+    "pca",
+    "retrieval",
     "embedding",
     "channel_sources",
     "channels",
@@ -51,7 +54,7 @@ PINNED = [
 ]
 PINNED += ["sample_foveated", "select", "superpixels", "topk"]
 CALLABLE = [n for n in PINNED if n not in ("CHANNELS", "reference")]
-MAX_LINES = 620
+MAX_LINES = 560
 
 
 def sources(*patterns: str) -> list[Path]:
@@ -84,7 +87,7 @@ def test_every_stem_is_in_every_layer() -> None:
         & {p.stem for p in sources("csrc/*.cpp")}
         & {p.stem for p in sources("texvlm/*.py")}
     )
-    compiled = set(STAGES) - {"texture", "embedding", "channel_sources"}  # those are glue over the others
+    compiled = set(STAGES) - {"texture", "pca", "retrieval", "embedding", "channel_sources"}  # those have no op
     assert stems >= compiled
     for stem in compiled:
         for path in ("csrc/cuda/{}.cu", "texvlm/reference/{}.py", "tests/cases/{}.py", "tests/test_{}.py", "benchmarks/{}.py"):
@@ -98,9 +101,11 @@ def test_the_guide_lists_the_stems() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_imports_earlier_stages_only(stage: str) -> None:
-    """Imports at the top of the module; imports inside functions are for conveniences that look ahead, such as Texture.sample."""
+    """At the top and inside functions. Only `generate_mipmaps` looks ahead, inside: it returns a Texture, and may ask gl for it."""
     allowed = {*STAGES[: STAGES.index(stage)], "_ext", "digits", "providers"}  # both hold models for embedding
-    for node in ast.parse((ROOT / "texvlm" / f"{stage}.py").read_text()).body:
+    body = ast.parse((ROOT / "texvlm" / f"{stage}.py").read_text()).body
+    body = [node for node in body if not isinstance(node, ast.If)]  # if TYPE_CHECKING
+    for node in body if stage == "pyramid" else itertools.chain(*map(ast.walk, body)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("texvlm"):
             names = {node.module.split(".")[1]} if "." in node.module else {a.name for a in node.names}
             assert names <= allowed, f"{stage} imports {names - allowed}"

@@ -12,14 +12,15 @@ from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.cascade import Selection, compact, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels, contrast_edges, edges
 from texvlm.distance import distance_transform
-from texvlm.embedding import PCA, ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
+from texvlm.embedding import ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
 from texvlm.flow import optical_flow
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.hardware import empty_texture_cache, sample_grad_hardware, sample_lod_hardware, texture_cache_stats
 from texvlm.history import attention_map, fixation_history, gaussian_splat, gaze_history
-from texvlm.laplacian import laplacian_pyramid, laplacian_reconstruct
+from texvlm.laplacian import laplacian_decompose, laplacian_reconstruct
 from texvlm.patches import extract_patches
+from texvlm.pca import PCA
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
@@ -64,7 +65,7 @@ __all__ = [
     "gaussian_splat",
     "gaze_history",
     "generate_mipmaps",
-    "laplacian_pyramid",
+    "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",
     "motion",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 try:
     from texvlm import _C
@@ -68,6 +69,22 @@ def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., 
         return checked
 
     return register
+
+
+def gradient_fakes(mask: Sequence[bool], *inputs: Tensor | None, dtype: torch.dtype | None = None) -> tuple[Tensor | None, ...]:
+    """The outputs of a `*_backward` fake: contiguous, as large as the inputs, None where the mask asks for nothing or nothing is.
+
+    In the inputs' dtypes, or in this one: gradients of pictures are in `acc_dtype`.
+    """
+    return tuple(
+        t.new_empty(t.shape, dtype=dtype or t.dtype) if wanted and t is not None else None
+        for t, wanted in zip(inputs, mask, strict=True)
+    )
+
+
+def texel_dtype(image: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
+    """The dtype of what is made of a picture, unless another is asked for: its own, float32 for uint8."""
+    return dtype or (torch.float32 if image.dtype == torch.uint8 else image.dtype)
 
 
 def acc_dtype(texels: torch.dtype) -> torch.dtype:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from texvlm._ext import acc_dtype, fake, ops
+from texvlm.channels import build_channels
 from texvlm.texture import Texture
 
 if TYPE_CHECKING:
@@ -215,8 +216,6 @@ def _scored(image_or_texture: ImageLike | Texture) -> Texture:
     """A texture with the channels that a score reads; of a picture nothing else is computed."""
     if isinstance(image_or_texture, Texture):
         return image_or_texture
-    from texvlm.channels import build_channels
-
     return build_channels(image_or_texture, channels=SCORE_CHANNELS)
 
 
@@ -232,7 +231,7 @@ def _salience(texture: Texture, k: int, cell: int, weights: Mapping[str, float])
     for stage, samples in enumerate((*STAGE_SAMPLES, cell)):
         if stage < 2 and kept[stage] == known:  # nothing to drop: the next stage scores the same cells
             continue
-        score = ops.score_cells(data, cells, height, width, list(texture.reducer), levels, cell, samples, channels, scale)
+        score = ops.score_cells(data, cells, height, width, texture.reducer, levels, cell, samples, channels, scale)
         score, best = ops.select_topk(score, kept[stage])
         # ascending between stages, so that ties go to the lowest cell
         cells = best if known == total else cells.gather(1, best)

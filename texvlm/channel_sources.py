@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from texvlm.embedding import AXES, Embedding, EmbeddingProvider, relevance
+from texvlm.embedding import Embedding, EmbeddingProvider, relevance
 from texvlm.flow import optical_flow
 from texvlm.history import fixation_history, gaze_history
-from texvlm.salience import as_previous
+from texvlm.pca import AXES
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
-from texvlm.texture import Texture
+from texvlm.texture import Texture, as_float, as_previous
 from texvlm.warping import warp
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Sources:
         self, picture: Tensor, previous: ImageLike | Texture | None, wanted: Collection[str], given: Mapping[str, Tensor]
     ) -> None:
         self.texture = previous if isinstance(previous, Texture) else None
-        self.before = _colours(previous, picture) if isinstance(previous, Texture) else as_previous(previous, picture)
-        self.picture = picture if self.before is None or self.before.dtype == picture.dtype else _as_float(picture)
+        self.before = None if previous is None else _before(previous, picture)
+        self.picture = picture if self.before is None or self.before.dtype == picture.dtype else as_float(picture)
         self.wanted, self.given = set(wanted), given
         self.field: Field | None = None
         self.planes: list[Tensor] = []
@@ -96,7 +96,7 @@ class Sources:
             if self.field is not None:
                 _check_field(self.field, self.picture)
         if self.before is not None and self.field is not None and self.lacks("motion", "saliency"):
-            self.picture, self.before = _as_float(self.picture), _along(_as_float(self.before), self.field)
+            self.picture, self.before = as_float(self.picture), _along(as_float(self.before), self.field)
 
     def _carries(self) -> bool:
         """Whether something wanted is to be moved along the flow."""
@@ -262,12 +262,10 @@ def _as_labels(labels: Tensor) -> tuple[Tensor, int]:
     return whole, high + 1
 
 
-def _as_float(picture: Tensor) -> Tensor:
-    return picture.float() / 255 if picture.dtype == torch.uint8 else picture
-
-
-def _colours(previous: Texture, picture: Tensor) -> Tensor:
-    """The picture that a texture was made of, to be compared with this one."""
+def _before(previous: ImageLike | Texture, picture: Tensor) -> Tensor:
+    """The previous picture, or the one that a texture was made of, to be compared with this one."""
+    if not isinstance(previous, Texture):
+        return as_previous(previous, picture)
     size, wanted = (previous.data.shape[0], previous.height, previous.width), (picture.shape[0], *picture.shape[2:])
     if size != wanted:
         raise ValueError(
@@ -278,7 +276,7 @@ def _colours(previous: Texture, picture: Tensor) -> Tensor:
     if not set(COLOURS) <= set(previous.names):
         raise ValueError("previous must be a texture with the channels red, green and blue, or a picture")
     planes = [previous.level(0)[:, previous.index(name)] for name in COLOURS]
-    return torch.stack(planes, 1).to(_as_float(picture[:0]).dtype)
+    return torch.stack(planes, 1).to(as_float(picture[:0]).dtype)
 
 
 def _along(planes: Tensor, field: Field) -> Tensor:

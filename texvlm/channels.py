@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
 from texvlm.channel_sources import EMBEDDING, Sources
 from texvlm.pyramid import level_count, texel_count
-from texvlm.salience import as_rgb
-from texvlm.texture import Texture
+from texvlm.texture import Texture, as_rgb
 
 if TYPE_CHECKING:
     from texvlm.embedding import Embedding, EmbeddingProvider
@@ -268,8 +267,7 @@ def _(
     fixation: Tensor | None = None,
 ) -> Tensor:
     batch, _, height, width = image.shape
-    dtype = dtype or (torch.float32 if image.dtype == torch.uint8 else image.dtype)
-    return image.new_empty((batch, texel_count(height, width, levels), len(channels)), dtype=dtype)
+    return image.new_empty((batch, texel_count(height, width, levels), len(channels)), dtype=texel_dtype(image, dtype))
 
 
 @fake("build_channels_backward")
@@ -285,9 +283,5 @@ def _(
     previous: Tensor | None = None,
     fixation: Tensor | None = None,
 ) -> list[Tensor]:
-    def like(value: Tensor | None, wanted: bool) -> Tensor:
-        if not wanted or value is None:
-            return image.new_empty(0, dtype=torch.float32)
-        return value.new_empty(value.shape, dtype=acc_dtype(image.dtype if value.dim() == 4 else value.dtype))
-
-    return [like(value, wanted) for value, wanted in zip((image, previous, fixation, *given), mask, strict=True)]
+    fakes = gradient_fakes(mask, image, previous, fixation, *given, dtype=acc_dtype(image.dtype))
+    return [image.new_empty(0, dtype=torch.float32) if t is None else t for t in fakes]  # a list holds no None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import fake, ops
-from texvlm.salience import as_previous, as_rgb
+from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
@@ -30,8 +30,8 @@ def optical_flow(previous: ImageLike, current: ImageLike, *, finest: int | None 
     Returns:
         (flow, occlusion). flow float32 [B, 2, H, W], (x, y) in pixels: previous sampled at p + flow(p) looks like current at p; in a
         picture too small for a match, or without texture, it is near 0. occlusion bool [B, H, W]: True where the flow leads outside of
-        the previous picture or does not lead back, |f + b|^2 > 0.01 (|f|^2 + |b|^2) + 0.5, tested for
-            blocks of 2 x 2 pixels (4 x 4 where level 0 is not searched).
+        the previous picture or does not lead back, |f + b|^2 > 0.01 (|f|^2 + |b|^2) + 0.5, tested for blocks of 2 x 2
+        pixels (4 x 4 where level 0 is not searched).
         Both are deterministic and have no gradient: the search is made of comparisons. (`warp` is differentiable in the flow.)
 
     Raises:
@@ -48,9 +48,7 @@ def optical_flow(previous: ImageLike, current: ImageLike, *, finest: int | None 
         [-3.0, 0.0]
     """
     picture = as_rgb(current)
-    before = as_previous(previous, picture)
-    assert before is not None
-    return ops.optical_flow(before, picture, finest)
+    return ops.optical_flow(as_previous(previous, picture), picture, finest)
 
 
 @fake("optical_flow")

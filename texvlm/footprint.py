@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
-from texvlm.sample import empty_like
+from texvlm._ext import fake, gradient_fakes, ops
+from texvlm.sample import grad_queries
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -51,8 +51,7 @@ def sample_grad(
         31.5
     """
     data = texture.data
-    dtype = acc_dtype(data.dtype)
-    uv, ddx, ddy = uv.to(dtype), ddx.to(dtype), ddy.to(dtype)
+    uv, ddx, ddy = grad_queries(data, uv, ddx, ddy)
     return ops.sample_grad(
         data, uv, ddx, ddy, texture.height, texture.width, texture.reducer, texture.levels, max_anisotropy, address
     )
@@ -89,4 +88,4 @@ def _(
     address: str,
     mask: list[bool],
 ) -> tuple[Tensor | None, ...]:
-    return empty_like(mask, data, uv, ddx, ddy)
+    return gradient_fakes(mask, data, uv, ddx, ddy)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
 from texvlm.patches import extract_patches
 
 if TYPE_CHECKING:
@@ -194,14 +194,12 @@ def sample_foveated(
         address: what samples beyond the border read: "clamp", "wrap", "mirror" or "border" (zero).
 
     Returns:
-        FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N],
-            float32 (float64 for
+        FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N], float32 (float64 for
         float64 texels).
 
-    Gradients: to the texels, the fixation, and tensors e0 and m0 of the layout, through both the LOD and the
-        positions. A clamp
-    passes gradients on its own bounds, so a token in the very centre at M0 = e0 has those of log2. A fixation
-    that is NaN or infinite gives NaN and gets no gradient.
+    Gradients go to the texels, the fixation, and tensors e0 and m0 of the layout, through both the LOD and the positions. A clamp
+    passes gradients on its own bounds, so a token in the very centre at M0 = e0 has those of log2. A fixation that is NaN or
+    infinite gives NaN and gets no gradient.
 
     Example:
         >>> import torch, texvlm
@@ -240,4 +238,4 @@ def _(
     levels: int,
     mask: list[bool],
 ) -> tuple[Tensor | None, ...]:
-    return tuple(t.new_empty(t.shape) if wanted else None for t, wanted in zip((fixation, offsets, m0, e0), mask, strict=True))
+    return gradient_fakes(mask, fixation, offsets, m0, e0)

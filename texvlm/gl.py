@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from texvlm._ext import _C, fake, ops
+from texvlm._ext import _C, fake, ops, texel_dtype
 from texvlm.pyramid import level_count, reducer_names, texel_count
 from texvlm.texture import Texture, as_image
 
@@ -89,7 +89,7 @@ def status(device: torch.device | str = "cpu") -> Status:
     return Status(even_filter=even, odd_filter="box" if ours else "bilinear" if bilinear else "other", **found)
 
 
-def statistics() -> dict[str, int | float]:
+def stats() -> dict[str, int | float]:
     """What OpenGL has done in this process, and what it holds now.
 
     Returns:
@@ -158,5 +158,4 @@ def generate(
 @fake("generate_mipmaps_gl")
 def _(image: Tensor, levels: int, dtype: torch.dtype | None = None) -> Tensor:
     batch, channels, height, width = image.shape
-    dtype = dtype or (torch.float32 if image.dtype == torch.uint8 else image.dtype)
-    return image.new_empty((batch, texel_count(height, width, levels), channels), dtype=dtype)
+    return image.new_empty((batch, texel_count(height, width, levels), channels), dtype=texel_dtype(image, dtype))

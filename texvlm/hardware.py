@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import _C, acc_dtype, fake, ops
-from texvlm.sample import lod_queries
+from texvlm._ext import _C, fake, ops
+from texvlm.sample import grad_queries, lod_queries
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -107,8 +107,7 @@ def sample_grad_hardware(
         31.5
     """
     data = texture.data
-    dtype = acc_dtype(data.dtype)
-    uv, ddx, ddy = uv.to(dtype), ddx.to(dtype), ddy.to(dtype)
+    uv, ddx, ddy = grad_queries(data, uv, ddx, ddy)
     return ops.sample_grad_hardware(
         data, uv, ddx, ddy, texture.height, texture.width, texture.reducer, texture.levels, max_anisotropy, address
     )

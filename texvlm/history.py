@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
 from texvlm.warping import warp
 
 FIXATION_SIGMA = 0.05
@@ -177,12 +177,8 @@ def _(
 @fake("gaussian_splat_backward")
 def _(
     grad: Tensor, out: Tensor, points: Tensor, weights: Tensor, sigma: float, keep: float, mask: list[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return (
-        points.new_empty(points.shape) if mask[0] else None,
-        weights.new_empty(weights.shape) if mask[1] else None,
-        out.new_empty(out.shape) if mask[2] else None,
-    )
+) -> tuple[Tensor | None, ...]:
+    return gradient_fakes(mask, points, weights, out)  # the plane's base is like the plane
 
 
 @fake("enlarge")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from texvlm.texture import Texture
 
 
-def laplacian_pyramid(texture: Texture) -> Texture:
+def laplacian_decompose(texture: Texture) -> Texture:
     """Splits a pyramid into bands: each level less the enlarged next coarser one, the last as it is.
 
     Enlarging samples the coarse level at the texel centres of the fine one, with clamp (Burt and Adelson,
@@ -27,7 +27,7 @@ def laplacian_pyramid(texture: Texture) -> Texture:
 
     Example:
         >>> import torch, texvlm
-        >>> bands = texvlm.laplacian_pyramid(texvlm.Texture(torch.ones(3, 20, 12)))
+        >>> bands = texvlm.laplacian_decompose(texvlm.Texture(torch.ones(3, 20, 12)))
         >>> [bands.level(l).abs().max().item() for l in range(bands.levels)]
         [0.0, 0.0, 0.0, 0.0, 1.0]
     """
@@ -35,7 +35,7 @@ def laplacian_pyramid(texture: Texture) -> Texture:
 
 
 def laplacian_reconstruct(bands: Texture) -> Texture:
-    """Builds a pyramid from its bands: the inverse of `laplacian_pyramid`, exact up to rounding.
+    """Builds a pyramid from its bands: the inverse of `laplacian_decompose`, exact up to rounding.
 
     Args:
         bands: level l is band l. They may have been changed in between: level 0 of the result is then the
@@ -48,7 +48,7 @@ def laplacian_reconstruct(bands: Texture) -> Texture:
     Example:
         >>> import torch, texvlm
         >>> texture = texvlm.Texture(torch.rand(3, 20, 13))
-        >>> again = texvlm.laplacian_reconstruct(texvlm.laplacian_pyramid(texture))
+        >>> again = texvlm.laplacian_reconstruct(texvlm.laplacian_decompose(texture))
         >>> torch.allclose(again.data, texture.data, atol=1e-6)
         True
     """

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import fake, gradient_fakes, ops
+from texvlm.sample import lod_queries
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -30,7 +31,7 @@ def extract_patches(
         texture: of batch B, or of batch 1, shared by all queries (its gradient is summed). Channels with the
             reducer "mode" are read from the nearest texel of the nearest level.
         center_uv: [B, N, 2], (u, v); [0, 1] is the picture, outside of it the address mode decides.
-        lod: [B, N] or a number. Clamped to [0, levels - 1], for the samples and for their spacing.
+        lod: [B, N], or what broadcasts to it, or a number. Clamped to [0, levels - 1], for the samples and for their spacing.
         size: samples along a side, 1 to 16384.
         axes: [B, N, 2, 2], maps sample offsets in pixels; its columns are the images of the x and y unit
             vectors (rotation, stretch, shear). The LOD of the samples does not depend on it.
@@ -39,11 +40,10 @@ def extract_patches(
     Returns:
         [B, N, C, size, size] in the texels' dtype, contiguous.
 
-    Gradients: to the texels, center_uv, axes, and to lod through both the blend of levels and the spacing; at
-        cell edges and integer
-    LODs those of the right side, to lod zero where it is clamped. Second derivatives raise. A patch with a
-    NaN or infinite centre, LOD or axes is NaN, adds nothing to any gradient and gets gradient zero. On CUDA they are
-    reproducible under torch.use_deterministic_algorithms, as those of sample_lod.
+    Gradients go to the texels, center_uv, axes, and to lod through both the blend of levels and the spacing; at cell edges and
+    integer LODs those of the right side, to lod zero where it is clamped. Second derivatives raise. A patch with a NaN or infinite
+    centre, LOD or axes is NaN, adds nothing to any gradient and gets gradient zero. On CUDA they are reproducible under
+    torch.use_deterministic_algorithms, as those of sample_lod.
 
     Example:
         >>> import torch, texvlm
@@ -53,23 +53,18 @@ def extract_patches(
         >>> torch.equal(patches[0, 0], image[:, 4:8, 0:4])
         True
     """
-    dtype = acc_dtype(texture.data.dtype)
-    center_uv = center_uv.to(dtype)
-    if not isinstance(lod, Tensor):
-        lod = center_uv.new_full((), float(lod))
-    if lod.dim() == 0:
-        lod = lod.to(center_uv.device).expand(center_uv.shape[:-1])
+    center_uv, lod = lod_queries(texture.data, center_uv, lod)
     return ops.extract_patches(
         texture.data,
         center_uv,
-        lod.to(dtype),
+        lod,
         texture.height,
         texture.width,
-        list(texture.reducer),
+        texture.reducer,
         texture.levels,
         size,
         address,
-        None if axes is None else axes.to(dtype),
+        None if axes is None else axes.to(center_uv.dtype),
     )
 
 
@@ -104,5 +99,4 @@ def _(
     mask: list[bool],
     axes: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    inputs = (data, center, lod, axes)
-    return tuple(t.new_empty(t.shape) if wanted and t is not None else None for t, wanted in zip(inputs, mask, strict=True))
+    return gradient_fakes(mask, data, center, lod, axes)

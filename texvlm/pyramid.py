@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, ops, texel_dtype
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike, Texture
@@ -54,7 +54,11 @@ def reducer_names(reducer: str | Sequence[str]) -> list[str]:
 
 
 def generate_mipmaps(
-    image: ImageLike, reducer: str | Sequence[str] = "mean", levels: int | None = None, backend: str = "auto"
+    image: ImageLike,
+    reducer: str | Sequence[str] = "mean",
+    levels: int | None = None,
+    backend: str = "auto",
+    dtype: torch.dtype | None = None,
 ) -> Texture:
     """Builds the mip pyramid of a picture: level 0 and every halved level, in one buffer.
 
@@ -69,6 +73,7 @@ def generate_mipmaps(
         backend: "auto" or "native": C++ or CUDA kernels. "gl": the graphics driver, through OpenGL (see `texvlm.gl`: reducer mean,
             float32 and float16; odd sides are what the driver makes of them). "texture": our pyramid, sampled through texture hardware
             (emulated on the CPU; see `texvlm.hardware`).
+        dtype: of the texels: float32, float64, float16 or bfloat16; by default the picture's, float32 for uint8.
 
     Returns:
         Texture with data [B, T, C]. Differentiable in a floating-point image; second derivatives for the reducer mean.
@@ -85,8 +90,8 @@ def generate_mipmaps(
     if backend == "gl":
         from texvlm import gl
 
-        return gl.generate(image, reducer, levels)
-    return Texture(image, reducer, levels, backend="texture" if backend == "texture" else "native")
+        return gl.generate(image, reducer, levels, dtype)
+    return Texture(image, reducer, levels, dtype, backend="texture" if backend == "texture" else "native")
 
 
 def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, int, int]] | None = None) -> Texture:
@@ -115,15 +120,14 @@ def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, in
         if rects.numel() and (rects.is_floating_point() or rects.is_complex()):
             raise TypeError(f"rects must be whole numbers (y0, x0, y1, x1) of level-0 texels, got {rects.dtype}")
         rects = rects.to(torch.int64).reshape(-1, 4)
-    ops.update_mipmaps(texture.data, texture.height, texture.width, list(texture.reducer), texture.levels, rects)
+    ops.update_mipmaps(texture.data, texture.height, texture.width, texture.reducer, texture.levels, rects)
     return texture
 
 
 @fake("generate_mipmaps")
 def _(image: Tensor, reducer: list[str], levels: int, dtype: torch.dtype | None = None) -> Tensor:
     batch, channels, height, width = image.shape
-    dtype = dtype or (torch.float32 if image.dtype == torch.uint8 else image.dtype)
-    return image.new_empty((batch, texel_count(height, width, levels), channels), dtype=dtype)
+    return image.new_empty((batch, texel_count(height, width, levels), channels), dtype=texel_dtype(image, dtype))
 
 
 @fake("generate_mipmaps_backward")

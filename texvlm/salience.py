@@ -4,36 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
-from texvlm.texture import as_image
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
+from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
-
-
-def as_rgb(image: ImageLike) -> Tensor:
-    """A picture as [B, 3, H, W] without copying: grey (one channel) is repeated, alpha (a fourth) is dropped."""
-    picture = as_image(image)
-    if picture.shape[1] not in (1, 3, 4):
-        raise ValueError(f"image must be grey, RGB or RGBA (1, 3 or 4 channels), got {picture.shape[1]} channels")
-    return picture.expand(-1, 3, -1, -1) if picture.shape[1] == 1 else picture[:, :3]
-
-
-def as_previous(previous: ImageLike | None, image: Tensor) -> Tensor | None:
-    """The previous picture like `image`: RGB, of its shape, dtype and device, so that their lumas can be compared."""
-    if previous is None:
-        return None
-    other = as_rgb(previous)
-    if other.shape[0] == 1 and image.shape[0] > 1:
-        other = other.expand(image.shape[0], -1, -1, -1)
-    if other.shape != image.shape:
-        raise ValueError(f"previous must have the shape of image, {list(image.shape)}, got {list(other.shape)}")
-    if other.dtype != image.dtype:
-        raise ValueError(f"previous must have the dtype of image, {image.dtype}, got {other.dtype}")
-    return other
 
 
 def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
@@ -66,18 +43,15 @@ def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
         True
     """
     picture = as_rgb(image)
-    return ops.saliency(picture, as_previous(previous, picture))
+    return ops.saliency(picture, None if previous is None else as_previous(previous, picture))
 
 
 @fake("saliency")
 def _(image: Tensor, previous: Tensor | None = None) -> Tensor:
     batch, _, height, width = image.shape
-    return image.new_empty((batch, height, width), dtype=torch.float32 if image.dtype == torch.uint8 else image.dtype)
+    return image.new_empty((batch, height, width), dtype=texel_dtype(image))
 
 
 @fake("saliency_backward")
-def _(grad: Tensor, image: Tensor, mask: list[bool], previous: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-    def like(picture: Tensor | None, wanted: bool) -> Tensor | None:
-        return picture.new_empty(picture.shape, dtype=acc_dtype(picture.dtype)) if wanted and picture is not None else None
-
-    return like(image, mask[0]), like(previous, mask[1])
+def _(grad: Tensor, image: Tensor, mask: list[bool], previous: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    return gradient_fakes(mask, image, previous, dtype=acc_dtype(image.dtype))

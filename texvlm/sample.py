@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -68,8 +67,16 @@ def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float) -> tuple[Tensor, 
     if not isinstance(lod, Tensor):
         lod = uv.new_full((), lod).expand(shape)
     elif lod.dtype != dtype or lod.shape != shape:
-        lod = lod.to(dtype).expand(shape)
+        if lod.dim() > len(shape) or any(n not in (1, wanted) for n, wanted in zip(lod.shape[::-1], shape[::-1])):
+            raise ValueError(f"lod must be a number, or broadcast to {list(shape)}, [B, N] of uv, got {list(lod.shape)}")
+        lod = (lod if lod.dim() else lod.to(uv.device)).to(dtype).expand(shape)
     return uv, lod
+
+
+def grad_queries(data: Tensor, uv: Tensor, ddx: Tensor, ddy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Coordinates and footprints beside `data`: in their dtype, copied only where it is another."""
+    dtype = acc_dtype(data.dtype)
+    return uv.to(dtype), ddx.to(dtype), ddy.to(dtype)
 
 
 @fake("sample_lod")
@@ -101,11 +108,4 @@ def _(
     address: str,
     mask: list[bool],
 ) -> tuple[Tensor | None, ...]:
-    return empty_like(mask, data, uv, lod)
-
-
-def empty_like(mask: list[bool], *inputs: Tensor) -> tuple[Tensor | None, ...]:
-    """The outputs of a `*_backward` fake: contiguous, as large as the inputs, None where the mask asks for nothing."""
-    return tuple(
-        torch.empty_like(t, memory_format=torch.contiguous_format) if wanted else None for wanted, t in zip(mask, inputs)
-    )
+    return gradient_fakes(mask, data, uv, lod)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import fake, ops
-from texvlm.salience import as_rgb
+from texvlm.texture import as_rgb
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from texvlm._ext import fake, ops
-from texvlm.salience import as_rgb
+from texvlm._ext import fake, ops, texel_dtype
+from texvlm.texture import as_rgb
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
@@ -60,4 +60,4 @@ def text_regions(image: ImageLike, weights: Tensor | None = None) -> Tensor:
 @fake("text_regions")
 def _(image: Tensor, weights: Tensor) -> Tensor:
     batch, _, height, width = image.shape
-    return image.new_empty((batch, height, width), dtype=torch.float32 if image.dtype == torch.uint8 else image.dtype)
+    return image.new_empty((batch, height, width), dtype=texel_dtype(image))

@@ -10,6 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from texvlm import pyramid
+from texvlm.footprint import sample_grad
+from texvlm.hardware import sample_grad_hardware, sample_lod_hardware
+from texvlm.patches import extract_patches
+from texvlm.sample import sample_lod
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +46,31 @@ def as_image(image: ImageLike) -> Tensor:
         array = array.copy()
     tensor = torch.from_numpy(array)
     return (tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1))[None]
+
+
+def as_rgb(image: ImageLike) -> Tensor:
+    """A picture as [B, 3, H, W] without copying: grey (one channel) is repeated, alpha (a fourth) is dropped."""
+    picture = as_image(image)
+    if picture.shape[1] not in (1, 3, 4):
+        raise ValueError(f"image must be grey, RGB or RGBA (1, 3 or 4 channels), got {picture.shape[1]} channels")
+    return picture.expand(-1, 3, -1, -1) if picture.shape[1] == 1 else picture[:, :3]
+
+
+def as_previous(previous: ImageLike, image: Tensor) -> Tensor:
+    """The previous picture like `image`: RGB, of its shape and dtype, so that their lumas can be compared."""
+    other = as_rgb(previous)
+    if other.shape[0] == 1 and image.shape[0] > 1:
+        other = other.expand(image.shape[0], -1, -1, -1)
+    if other.shape != image.shape:
+        raise ValueError(f"previous must have the shape of image, {list(image.shape)}, got {list(other.shape)}")
+    if other.dtype != image.dtype:
+        raise ValueError(f"previous must have the dtype of image, {image.dtype}, got {other.dtype}")
+    return other
+
+
+def as_float(picture: Tensor) -> Tensor:
+    """uint8 divided by 255, floating point left alone."""
+    return picture.float() / 255 if picture.dtype == torch.uint8 else picture
 
 
 def _from_pil(image: Any) -> np.ndarray:
@@ -195,11 +224,7 @@ class Texture:
         backend: "native" or "texture" for this call; the texture's own by default. See `texvlm.sample_lod_hardware`.
         """
         if self._through_hardware(backend):
-            from texvlm.hardware import sample_lod_hardware
-
             return sample_lod_hardware(self, uv, lod, filter, address)
-        from texvlm.sample import sample_lod
-
         return sample_lod(self, uv, lod, filter, address)
 
     def sample_footprint(
@@ -216,11 +241,7 @@ class Texture:
         backend: "native" or "texture" for this call; the texture's own by default. See `texvlm.sample_grad_hardware`.
         """
         if self._through_hardware(backend):
-            from texvlm.hardware import sample_grad_hardware
-
             return sample_grad_hardware(self, uv, ddx, ddy, max_anisotropy, address)
-        from texvlm.footprint import sample_grad
-
         return sample_grad(self, uv, ddx, ddy, max_anisotropy, address)
 
     def _through_hardware(self, backend: str | None) -> bool:
@@ -232,8 +253,6 @@ class Texture:
         self, center_uv: Tensor, lod: Tensor | float = 0.0, size: int = 16, axes: Tensor | None = None, address: str = "clamp"
     ) -> Tensor:
         """Square patches around center_uv [B, N, 2] -> [B, N, C, size, size]. See `texvlm.extract_patches`."""
-        from texvlm.patches import extract_patches
-
         return extract_patches(self, center_uv, lod, size, axes, address)
 
     def __repr__(self) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops
-from texvlm.salience import as_previous, as_rgb
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
+from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
@@ -67,9 +66,8 @@ def motion(image: ImageLike, previous: ImageLike, flow: Tensor | None = None, oc
         tensor([0.0000, 0.0000, 0.5000, 0.0000])
     """
     picture = as_rgb(image)
-    before = as_previous(previous, picture)
-    assert before is not None
-    return ops.motion(picture, before, None if flow is None else flow.to(picture.device, acc_dtype(picture.dtype)), occlusion)
+    field = None if flow is None else flow.to(picture.device, acc_dtype(picture.dtype))
+    return ops.motion(picture, as_previous(previous, picture), field, occlusion)
 
 
 @fake("warp")
@@ -78,16 +76,14 @@ def _(planes: Tensor, flow: Tensor, fill: float = 0.0, occlusion: Tensor | None 
 
 
 @fake("warp_backward")
-def _(
-    grad: Tensor, planes: Tensor, flow: Tensor, mask: list[bool], occlusion: Tensor | None = None
-) -> tuple[Tensor | None, Tensor | None]:
-    return planes.new_empty(planes.shape) if mask[0] else None, flow.new_empty(flow.shape) if mask[1] else None
+def _(grad: Tensor, planes: Tensor, flow: Tensor, mask: list[bool], occlusion: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    return gradient_fakes(mask, planes, flow)
 
 
 @fake("motion")
 def _(image: Tensor, previous: Tensor, flow: Tensor | None = None, occlusion: Tensor | None = None) -> Tensor:
     batch, _, height, width = image.shape
-    return image.new_empty((batch, height, width), dtype=torch.float32 if image.dtype == torch.uint8 else image.dtype)
+    return image.new_empty((batch, height, width), dtype=texel_dtype(image))
 
 
 @fake("motion_backward")
@@ -98,8 +94,5 @@ def _(
     mask: list[bool],
     flow: Tensor | None = None,
     occlusion: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    def like(value: Tensor | None, wanted: bool) -> Tensor | None:
-        return value.new_empty(value.shape, dtype=acc_dtype(value.dtype)) if wanted and value is not None else None
-
-    return like(image, mask[0]), like(previous, mask[1]), like(flow, mask[2])
+) -> tuple[Tensor | None, ...]:
+    return gradient_fakes(mask, image, previous, flow, dtype=acc_dtype(image.dtype))

@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from texvlm.digits.model import STRIDE, WEIGHTS, WIDTH, ImageTower, TextTower, grey_of, spell
-
-if TYPE_CHECKING:
-    from texvlm.embedding import PCA
+from texvlm.pca import PCA
 
 __all__ = ["DigitsEmbedding"]
 
@@ -54,8 +51,6 @@ class DigitsEmbedding(nn.Module):
     @property
     def pca(self) -> PCA:
         """The axes that come with it, fitted on cells of training canvases."""
-        from texvlm.embedding import PCA
-
         return PCA.from_arrays(self._pca)
 
     def encode_image(self, pictures: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from texvlm.digits.canvas import cell_labels, digit_canvas, load_digits
 from texvlm.digits.model import LETTERS, OCTAVE, STRIDE, WEIGHTS, ImageTower, TextTower, grey_of, spell
-from texvlm.embedding import PCA, Moments, retrieval_kept
+from texvlm.pca import PCA, Moments
+from texvlm.retrieval import retrieval_kept
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = (

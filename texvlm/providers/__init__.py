@@ -66,10 +66,9 @@ def require(module: str, provider: str, packages: str) -> Any:
 
 def as_pictures(image: ImageLike) -> Tensor:
     """A picture as float [B, 3, H, W] in [0, 1], without NaN: what networks are fed with."""
-    from texvlm.salience import as_rgb
+    from texvlm.texture import as_float, as_rgb
 
-    picture = as_rgb(image)
-    picture = picture.float() / 255 if picture.dtype == torch.uint8 else picture.float()
+    picture = as_float(as_rgb(image)).float()
     return torch.where(picture.isfinite(), picture, torch.zeros_like(picture)).clamp(0, 1)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .distance import distance_transform
-from .history import enlarge as bilinear
+from .history import enlarge
 from .pyramid import generate_mipmaps
 from .salience import EDGE_SCALE, edge, luma, motion, replicate, rgb_planes, saliency, sobel, sqrt0
 
@@ -106,8 +106,8 @@ def edge_distance(strength: Tensor) -> Tensor:
     return (squared.double() / (height**2 + width**2)).sqrt().to(strength.dtype)
 
 
-def enlarge(plane: Tensor, height: int, width: int, nearest: bool = False) -> Tensor:
-    """Return a plane `[B, h, w]` at height x width.
+def given_plane(plane: Tensor, height: int, width: int, nearest: bool = False) -> Tensor:
+    """Return a given plane `[B, h, w]` at height x width.
 
     Convention: bilinear between texel centres, borders replicated; nearest takes the texel that holds the
     pixel's centre. Values that are not finite count as 0.
@@ -119,7 +119,7 @@ def enlarge(plane: Tensor, height: int, width: int, nearest: bool = False) -> Te
             for fine, coarse in zip((height, width), plane.shape[1:], strict=True)
         )
         return plane[:, rows[:, None], columns]
-    return bilinear(plane, height, width)
+    return enlarge(plane, height, width)
 
 
 def build_channels(
@@ -176,7 +176,7 @@ def build_channels(
 
     def plane(channel: int) -> Tensor:
         if channel in handed:
-            return enlarge(handed[channel].to(light.dtype), height, width, nearest=CHANNEL_REDUCERS[channel] == "mode")
+            return given_plane(handed[channel].to(light.dtype), height, width, nearest=CHANNEL_REDUCERS[channel] == "mode")
         return make[channel]() if channel in make else torch.zeros_like(light)
 
     if dtype is None:

@@ -26,7 +26,7 @@ def _angle(y: Tensor, x: Tensor) -> Tensor:
     return torch.where(zero, 0, torch.atan2(y, torch.where(zero, 1, x)))
 
 
-def principal_axes(dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def ellipse_axes(dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the singular values Pmax >= Pmin of the matrix [dx dy] and its major axis.
 
     Args:
@@ -72,7 +72,7 @@ def footprint_taps(
     and no gradient of the LOD.
     """
     size = torch.tensor([width, height], dtype=ddx.dtype, device=ddx.device)
-    major, minor, axis = principal_axes(ddx * size, ddy * size)
+    major, minor, axis = ellipse_axes(ddx * size, ddy * size)
     limited = major / max_anisotropy
     radius = torch.where(minor >= limited, minor, limited)
     positive = radius > 0
