@@ -96,7 +96,8 @@ def test_every_stem_is_in_every_layer() -> None:
 
 def test_the_guide_lists_the_stems() -> None:
     listed = re.search(r"^Stems: ([^.]+)\.", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)[1]
-    assert re.split(r",\s+", listed) == [stage for stage in STAGES if stage != "texture"]
+    no_stems = {"texture", "pca", "retrieval", "channel_sources"}  # Python alone
+    assert re.split(r",\s+", listed) == [stage for stage in STAGES if stage not in no_stems]
 
 
 @pytest.mark.parametrize("stage", STAGES)
