@@ -34,7 +34,7 @@ struct Fovea {
       return t.contiguous();
     };
     if (m0_.is_cpu() && e0_.is_cpu()) {  // of a GPU nothing is asked: it would have to be waited for
-      for (const auto& [name, t] : {std::pair{"m0", m0_}, std::pair{"e0", e0_}})
+      for (const auto& [name, t] : {std::pair{"e0", e0_}, std::pair{"m0", m0_}})
         TEXVLM_CHECK(t.item<double>() > 0 && std::isfinite(t.item<double>()), op, name, "a finite number above 0", t.item<double>());
     }
     fixation = fixation_.contiguous(), offsets = alike("offsets", offsets_), m0 = alike("m0", m0_), e0 = alike("e0", e0_);

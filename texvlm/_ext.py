@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -85,6 +85,28 @@ def gradient_fakes(mask: Sequence[bool], *inputs: Tensor | None, dtype: torch.dt
 def texel_dtype(image: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
     """The dtype of what is made of a picture, unless another is asked for: its own, float32 for uint8."""
     return dtype or (torch.float32 if image.dtype == torch.uint8 else image.dtype)
+
+
+def integer(argument: str, value: Any, least: int | None = None) -> int:
+    """A whole number (of Python, NumPy, or a symbolic size), at least `least`; no bool."""
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{argument} must be an integer, got {value!r}")
+    else:
+        number = value.__index__()
+    if least is not None and not least <= number < 1 << 63:
+        raise ValueError(f"{argument} must be at least {least}{'' if number < least else ' and below 2^63'}, got {number}")
+    return cast("int", number)
+
+
+def real_tensor(argument: str, value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of real numbers; with `dtype` cast to it, copied only where it is another."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{argument} must be a tensor, got {type(value).__name__}")
+    if value.is_complex():
+        raise TypeError(f"{argument} must be real, got {value.dtype}")
+    return value if dtype is None or value.dtype == dtype else value.to(dtype)
 
 
 def acc_dtype(texels: torch.dtype) -> torch.dtype:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from texvlm._ext import acc_dtype, fake, ops
+from texvlm._ext import acc_dtype, fake, integer, ops, real_tensor
 from texvlm.channels import build_channels
 from texvlm.texture import Texture
 
@@ -101,6 +102,8 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         >>> texvlm.topk(torch.tensor([[1.0, 3.0, float("nan"), 3.0]]), 3)[1]
         tensor([[1, 3, 0]])
     """
+    real_tensor("scores", scores)
+    k = integer("k", k, 0)
     if scores.dim() == 1:
         values, indices = ops.select_topk(scores[None], k)
         return values[0], indices[0]
@@ -193,23 +196,16 @@ def select(
         raise NotImplementedError(f"path={path!r} is not part of this version; it has {', '.join(BUILT_PATHS)}")
     if query is not None:
         raise ValueError("path='salience' takes no query")
-    k, cell = _integer("k", k), _integer("cell", cell)
-    if k < 0:
-        raise ValueError(f"k must be at least 0, got {k}")
+    k, cell = integer("k", k, 0), integer("cell", cell)
     if not 1 <= cell <= MAX_CELL:
         raise ValueError(f"cell must be from 1 to {MAX_CELL} pixels, got {cell}")
     if unknown := set(weights or {}) - set(SCORE_WEIGHTS):
         raise ValueError(f"weights must be among {', '.join(SCORE_WEIGHTS)}, got {', '.join(sorted(unknown))}")
+    for name, weight in (weights or {}).items():
+        if not math.isfinite(weight):
+            raise ValueError(f"weights must be finite, got {name} = {weight}")
     with torch.no_grad():
         return _salience(_scored(image_or_texture), k, cell, {**SCORE_WEIGHTS, **(weights or {})})
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, torch.SymInt):
-        return cast("int", value)  # a symbolic size acts as one
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    return value.__index__()
 
 
 def _scored(image_or_texture: ImageLike | Texture) -> Texture:
@@ -266,6 +262,7 @@ def _unflatten(children: Any, context: Any) -> Selection:
 
 
 pytree.register_pytree_node(Selection, _flatten, _unflatten, serialized_type_name="texvlm.Selection")
+torch.serialization.add_safe_globals([Selection])
 
 
 @fake("select_topk")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from texvlm._ext import real_tensor
 from texvlm.embedding import Embedding, EmbeddingProvider, relevance
 from texvlm.flow import optical_flow
 from texvlm.history import fixation_history, gaze_history
@@ -148,8 +149,12 @@ class Sources:
                 continue
             if points is None:
                 points = self.picture.new_empty((batch, 0, 2), dtype=torch.float32)
+            points = real_tensor("fixations" if name == "fixation_history" else "gaze", points)
             points = (points[None] if points.dim() == 2 else points).to(device)
-            points = points.expand(batch, -1, -1) if points.shape[0] == 1 else points
+            points = points.expand(batch, -1, -1) if points.shape[0] == 1 and points.dim() == 3 else points
+            if points.dim() != 3 or points.shape[0] != batch or points.shape[2] != 2:
+                argument = "fixations" if name == "fixation_history" else "gaze"
+                raise ValueError(f"{argument} must be [B, P, 2] with B = {batch}, or [P, 2], got {list(points.shape)}")
             kept = None if before is None else before.to(points.dtype)
             plane = build(points, height, width, previous=kept, flow=flow, occlusion=occlusion)
             moved = "" if self.field is None else ", moved along the flow"
@@ -203,6 +208,8 @@ class Sources:
             raise ValueError(
                 f"query must be one text or one vector, got {vector.shape[0]}; `relevance` takes several, [Q, {AXES}]"
             )
+        if vector is not None and not (vector.isfinite().all() and vector.any()):
+            raise ValueError("query must have a direction: a vector that is zero or not finite has none")
         if self.wanted.isdisjoint(EMBEDDING):
             return vector
         if "embedding" in self.given:
@@ -219,9 +226,14 @@ class Sources:
 
 def _check_given(name: str, plane: Tensor, picture: Tensor) -> None:
     dims = 4 if name == "embedding" else 3
+    real_tensor(f"given[{name!r}]", plane)
     if plane.dim() != dims or plane.shape[0] != picture.shape[0] or (dims == 4 and plane.shape[1] != AXES):
         shape = f"[B, {AXES}, h, w]" if dims == 4 else "[B, h, w]"
         raise ValueError(f"given[{name!r}] must be {shape} with B = {picture.shape[0]}, got {list(plane.shape)}")
+    if name not in ("embedding", *PREVIOUS) and any(a > b for a, b in zip(plane.shape[1:], picture.shape[2:], strict=True)):
+        raise ValueError(
+            f"given[{name!r}] must be at most as large as the picture, {list(picture.shape[2:])}, got {list(plane.shape[1:])}"
+        )
     if plane.device != picture.device:
         raise ValueError(f"given[{name!r}] must be on {picture.device} as the picture is, got {plane.device}")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
+from texvlm._ext import acc_dtype, fake, gradient_fakes, integer, ops, real_tensor, texel_dtype
 from texvlm.channel_sources import EMBEDDING, Sources
-from texvlm.pyramid import level_count, texel_count
+from texvlm.pyramid import levels_or_all, texel_count
 from texvlm.texture import Texture, as_rgb
 
 if TYPE_CHECKING:
@@ -88,10 +88,11 @@ def channel_indices(channels: str | Sequence[str | int] | None) -> list[int]:
         if isinstance(channel, str):
             if channel not in _BY_NAME:
                 raise ValueError(
-                    f"no channel {channel!r}; channels are None (all), 'minimal' (as the whole argument), {', '.join(_BY_NAME)}"
+                    f"no channel {channel!r}; leave channels out for all, 'minimal' (as the whole argument) for those that need no other "
+                    f"source, or name some: {', '.join(_BY_NAME)}"
                 )
             channel = _BY_NAME[channel]
-        if isinstance(channel, bool) or not isinstance(channel, int) or not 0 <= channel < len(CHANNELS):
+        if isinstance(channel, bool) or not hasattr(channel, "__index__") or not 0 <= channel < len(CHANNELS):
             raise ValueError(f"channels must be names or indices from 0 to {len(CHANNELS) - 1}, got {channel!r}")
         indices.append(int(channel))
     if not indices or len(set(indices)) != len(indices):
@@ -172,15 +173,15 @@ def build_channels(
     sources.follow(flow, always=channels is None)
     sources.add_previous()
     sources.add_histories(fixations, gaze)
-    sources.add_clusters(n_superpixels)
+    sources.add_clusters(integer("n_superpixels", n_superpixels, 1))
     sources.add_text()
     vector = sources.add_embedding(embedding, query)
 
     picture = sources.picture
     height, width = picture.shape[2:]
-    levels = level_count(height, width) if levels is None else levels
+    levels = levels_or_all(levels, height, width)
     if fixation is not None:
-        fixation = fixation.to(picture.device, acc_dtype(picture.dtype))
+        fixation = real_tensor("fixation", fixation).to(picture.device, acc_dtype(picture.dtype))
         if fixation.dim() == 1:
             fixation = fixation[None]
         if fixation.shape[-2:] == (1, 2) and fixation.dim() == 2:

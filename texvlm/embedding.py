@@ -157,6 +157,8 @@ class Embedding:
             return unit(query if query.dtype == torch.float64 else query.float())
         if isinstance(query, str):
             return self.pca.transform_text(self.provider.encode_text([query]))[0]
+        if not isinstance(query, Sequence):
+            raise TypeError(f"query must be a text, texts or vectors, got {type(query).__name__}")
         return self.pca.transform_text(self.provider.encode_text(list(query)))
 
     def relevance(self, source: ImageLike | Texture, query: str | Sequence[str] | Tensor) -> Tensor:

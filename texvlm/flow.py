@@ -47,7 +47,7 @@ def optical_flow(previous: ImageLike, current: ImageLike, *, finest: int | None 
         >>> flow[0, :, 64, 64].round().tolist()
         [-3.0, 0.0]
     """
-    picture = as_rgb(current)
+    picture = as_rgb(current, "current")
     return ops.optical_flow(as_previous(previous, picture), picture, finest)
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, integer, ops, real_tensor
 from texvlm.patches import extract_patches
-
-if TYPE_CHECKING:
-    from texvlm.texture import Texture
+from texvlm.texture import Texture
 
 DEFAULT_E0 = 80.0
 """Pixels. With it the outer ring of the default layout ends at the border of a picture of 1024 x 1024."""
@@ -80,9 +78,9 @@ class FoveaLayout:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rings", tuple(self.rings))
         for name, number, least in (("fovea", self.fovea, 0), ("patch", self.patch, 1)):
-            _check_integer(name, number, least)
+            integer(name, number, least)
         for number in self.rings:
-            _check_integer("rings", number, 1)
+            integer("rings", number, 1)
         if self.count == 0:
             raise ValueError("a layout needs tokens: fovea is 0 and there are no rings")
         for name, value in (("e0", self.e0), ("m0", self.m0)):
@@ -149,11 +147,6 @@ class FoveaLayout:
         return self._directions.to(device, dtype) * radius[:, None]
 
 
-def _check_integer(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
 def _grid(side: int) -> tuple[list[tuple[float, float]], list[float]]:
     """Tokens of a square grid, row-major: their directions on the unit square, their radii in steps."""
     line = [i - (side - 1) / 2 for i in range(side)]
@@ -209,6 +202,9 @@ def sample_foveated(
         >>> tokens.patches.shape, tokens.lod.shape
         (torch.Size([1, 1, 273, 3, 16, 16]), torch.Size([1, 1, 273]))
     """
+    if not isinstance(texture, Texture):
+        raise TypeError(f"texture must be a texvlm.Texture, got {type(texture).__name__}")
+    fixation = real_tensor("fixation", fixation)
     if fixation.dim() != 3 or fixation.shape[2] != 2:
         raise ValueError(f"fixation must be [B, F, 2], got {list(fixation.shape)}")
     layout = layout or _DEFAULT

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import _C, fake, ops, texel_dtype
-from texvlm.pyramid import level_count, reducer_names, texel_count
+from texvlm.pyramid import levels_or_all, reducer_names, texel_count
 from texvlm.texture import Texture, as_image
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Status:
 
     def differentiable(self, height: int, width: int, levels: int | None = None) -> bool:
         """Whether the driver halves a picture of this size as texvlm does, so that its gradient is known."""
-        levels = level_count(height, width) if levels is None else levels
+        levels = levels_or_all(levels, height, width)
         sides = [side >> level for level in range(levels - 1) for side in (height, width)]
         odd = any(side > 1 and side % 2 for side in sides)
         return self.even_filter == "box" and (not odd or self.odd_filter == "box")
@@ -75,7 +75,10 @@ def status(device: torch.device | str = "cpu") -> Status:
         >>> status.available or status.reason.startswith("no OpenGL here")
         True
     """
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        return Status(reason=f"no OpenGL here: {device!r} is no device")
     if device.type != "cpu" and not torch.cuda.is_available():
         return Status(reason=f"no OpenGL here: no device {device}")
     try:
@@ -150,7 +153,7 @@ def generate(
         raise ValueError(f"backend='gl' halves by the reducer mean only, got {reducer!r}; use backend='native'")
     picture = as_image(image)
     height, width = picture.shape[2:]
-    levels = level_count(height, width) if levels is None else levels
+    levels = levels_or_all(levels, height, width)
     data = ops.generate_mipmaps_gl(picture, levels, dtype)
     return Texture.from_data(data, height, width, levels, reducer)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, real_tensor
 from texvlm.warping import warp
 
 FIXATION_SIGMA = 0.05
@@ -48,8 +50,11 @@ def gaussian_splat(
         >>> plane[0, 2].mul(100).round().tolist()
         [0.0, 14.0, 100.0, 14.0, 0.0]
     """
-    acc = acc_dtype(points.dtype)
-    return ops.gaussian_splat(points.to(acc), weights.to(acc), sigma, height, width, keep, None if base is None else base.to(acc))
+    if not math.isfinite(keep):
+        raise ValueError(f"keep must be finite, got {keep}")
+    acc = acc_dtype(real_tensor("points", points).dtype)
+    weights, base = real_tensor("weights", weights, acc), None if base is None else real_tensor("base", base, acc)
+    return ops.gaussian_splat(points.to(acc), weights, sigma, height, width, keep, base)
 
 
 def _history(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import fake, gradient_fakes, ops
+from texvlm._ext import fake, gradient_fakes, integer, ops, real_tensor
 from texvlm.sample import lod_queries
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def extract_patches(
         >>> torch.equal(patches[0, 0], image[:, 4:8, 0:4])
         True
     """
-    center_uv, lod = lod_queries(texture.data, center_uv, lod)
+    center_uv, lod = lod_queries(texture.data, center_uv, lod, "center_uv")
     return ops.extract_patches(
         texture.data,
         center_uv,
@@ -62,9 +62,9 @@ def extract_patches(
         texture.width,
         texture.reducer,
         texture.levels,
-        size,
+        integer("size", size),
         address,
-        None if axes is None else axes.to(center_uv.dtype),
+        None if axes is None else real_tensor("axes", axes, center_uv.dtype),
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from texvlm._ext import integer
+
 AXES = 16  # channels 18-33
 _RANK = 1e-12  # an axis with less variance than this share of the largest is no axis
 
@@ -135,6 +137,7 @@ class PCA:
     @classmethod
     def from_moments(cls, features: Moments, texts: Moments | None = None, axes: int = AXES, centre: bool = True) -> PCA:
         """The same from what has been accumulated."""
+        axes = integer("axes", axes, 1)
         if features.count < 2:
             raise ValueError(f"principal axes need at least two finite features, got {features.count}")
         width = len(features.mean)

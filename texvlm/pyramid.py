@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, ops, texel_dtype
+from texvlm._ext import acc_dtype, fake, integer, ops, texel_dtype
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike, Texture
@@ -26,6 +26,11 @@ def level_count(height: int, width: int) -> int:
     while height >= 1 << count or width >= 1 << count:
         count += 1
     return count
+
+
+def levels_or_all(levels: int | None, height: int, width: int) -> int:
+    """The levels argument: how many are asked for, by default those of a full pyramid."""
+    return level_count(height, width) if levels is None else integer("levels", levels)
 
 
 def level_table(height: int, width: int, levels: int) -> list[tuple[int, int, int]]:
@@ -46,6 +51,8 @@ def texel_count(height: int, width: int, levels: int) -> int:
 
 def reducer_names(reducer: str | Sequence[str]) -> list[str]:
     """The reducer argument as a list: one name for all channels, or one for each."""
+    if not isinstance(reducer, Iterable):
+        raise TypeError(f"reducer must be a name, or one per channel, got {reducer!r}")
     names = [reducer] if isinstance(reducer, str) else list(reducer)
     for name in names:
         if name not in REDUCERS:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops
+from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, real_tensor
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -58,13 +59,14 @@ def sample_lod(
     return ops.sample_lod(texture.data, uv, lod, texture.height, texture.width, texture.reducer, texture.levels, filter, address)
 
 
-def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float) -> tuple[Tensor, Tensor]:
+def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float, name: str = "uv") -> tuple[Tensor, Tensor]:
     """Coordinates beside `data`: uv and lod in their dtype, lod as [B, N]; copied only where the dtype is another."""
     dtype = acc_dtype(data.dtype)
-    if uv.dtype != dtype:
-        uv = uv.to(dtype)
+    uv = real_tensor(name, uv, dtype)
     shape = uv.shape[:2]
     if not isinstance(lod, Tensor):
+        if isinstance(lod, bool) or not isinstance(lod, (int, float, torch.SymInt, torch.SymFloat)):
+            raise TypeError(f"lod must be a number or a tensor, got {lod!r}")
         lod = uv.new_full((), lod).expand(shape)
     elif lod.dtype != dtype or lod.shape != shape:
         if lod.dim() > len(shape) or any(n not in (1, wanted) for n, wanted in zip(lod.shape[::-1], shape[::-1])):
@@ -76,7 +78,7 @@ def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float) -> tuple[Tensor, 
 def grad_queries(data: Tensor, uv: Tensor, ddx: Tensor, ddy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Coordinates and footprints beside `data`: in their dtype, copied only where it is another."""
     dtype = acc_dtype(data.dtype)
-    return uv.to(dtype), ddx.to(dtype), ddy.to(dtype)
+    return real_tensor("uv", uv, dtype), real_tensor("ddx", ddx, dtype), real_tensor("ddy", ddy, dtype)
 
 
 @fake("sample_lod")

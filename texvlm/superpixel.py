@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from texvlm._ext import fake, ops
+from texvlm._ext import fake, integer, ops, real_tensor
 from texvlm.texture import as_rgb
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def superpixels(image: ImageLike, n: int = 50) -> tuple[Tensor, Tensor]:
         >>> count.tolist(), (labels[0] == labels[0, 20, 30]).sum().item()
         ([2], 600)
     """
-    return ops.superpixels(as_rgb(image), n)
+    return ops.superpixels(as_rgb(image), integer("n", n, 1))
 
 
 def superpixel_channels(labels: Tensor, n: int) -> Tensor:
@@ -72,7 +72,7 @@ def superpixel_channels(labels: Tensor, n: int) -> Tensor:
         >>> planes[0, 1, 0, 1].item()
         0.0
     """
-    return ops.superpixel_channels(labels, n)
+    return ops.superpixel_channels(real_tensor("labels", labels), integer("n", n, 1))
 
 
 def boundaries(image: ImageLike, n: int = 50, labels: Tensor | None = None) -> Tensor:
@@ -99,7 +99,9 @@ def boundaries(image: ImageLike, n: int = 50, labels: Tensor | None = None) -> T
         [7, 8]
     """
     picture = as_rgb(image)
-    return ops.boundaries(picture, ops.superpixels(picture, n)[0] if labels is None else labels)
+    return ops.boundaries(
+        picture, ops.superpixels(picture, integer("n", n, 1))[0] if labels is None else real_tensor("labels", labels)
+    )
 
 
 @fake("superpixels")

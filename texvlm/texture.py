@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from texvlm import pyramid
+from texvlm._ext import integer
 from texvlm.footprint import sample_grad
 from texvlm.hardware import sample_grad_hardware, sample_lod_hardware
 from texvlm.patches import extract_patches
@@ -22,43 +23,47 @@ if TYPE_CHECKING:
     ImageLike: TypeAlias = Tensor | np.ndarray | Image.Image
 
 
-def as_image(image: ImageLike) -> Tensor:
+def as_image(image: ImageLike, argument: str = "image") -> Tensor:
     """A picture as [B, C, H, W], without copying tensors: [C, H, W] gets a batch of one; uint8 stays uint8.
 
     Args:
         image: Tensor [C, H, W] or [B, C, H, W], floating point or uint8; uint8 ndarray [H, W], [H, W, C] (colour last, as OpenCV
             and PIL lay it out); or a PIL image (palette, 1-bit and CMYK pictures are converted to RGB).
+        argument: what errors call it.
     """
     if isinstance(image, Tensor):
         if image.dim() not in (3, 4):
-            raise ValueError(f"image must be [C, H, W] or [B, C, H, W], got {list(image.shape)}")
+            raise ValueError(f"{argument} must be [C, H, W] or [B, C, H, W], got {list(image.shape)}")
         if not (image.is_floating_point() or image.dtype == torch.uint8):
-            raise ValueError(f"image must be floating point or uint8, got {image.dtype}")
+            raise ValueError(f"{argument} must be floating point or uint8, got {image.dtype}")
         return image if image.dim() == 4 else image[None]
     import numpy as np
 
     array: object = _from_pil(image) if hasattr(image, "getbands") else image
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"image must be a tensor, a uint8 ndarray [H, W, C] or a PIL image, got {type(image).__name__}")
+        raise TypeError(f"{argument} must be a tensor, a uint8 ndarray [H, W, C] or a PIL image, got {type(image).__name__}")
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise ValueError(f"image as an ndarray must be uint8 [H, W] or [H, W, C], got {array.dtype} {list(array.shape)}")
+        raise ValueError(
+            f"{argument} as an ndarray must be uint8 [H, W] or [H, W, C], got {array.dtype} {list(array.shape)}; "
+            "hand others in as a float tensor [C, H, W] scaled to [0, 1]"
+        )
     if not array.flags.writeable or any(s < 0 for s in array.strides):
         array = array.copy()
     tensor = torch.from_numpy(array)
     return (tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1))[None]
 
 
-def as_rgb(image: ImageLike) -> Tensor:
+def as_rgb(image: ImageLike, argument: str = "image") -> Tensor:
     """A picture as [B, 3, H, W] without copying: grey (one channel) is repeated, alpha (a fourth) is dropped."""
-    picture = as_image(image)
+    picture = as_image(image, argument)
     if picture.shape[1] not in (1, 3, 4):
-        raise ValueError(f"image must be grey, RGB or RGBA (1, 3 or 4 channels), got {picture.shape[1]} channels")
+        raise ValueError(f"{argument} must be grey, RGB or RGBA (1, 3 or 4 channels), got {picture.shape[1]} channels")
     return picture.expand(-1, 3, -1, -1) if picture.shape[1] == 1 else picture[:, :3]
 
 
 def as_previous(previous: ImageLike, image: Tensor) -> Tensor:
     """The previous picture like `image`: RGB, of its shape and dtype, so that their lumas can be compared."""
-    other = as_rgb(previous)
+    other = as_rgb(previous, "previous")
     if other.shape[0] == 1 and image.shape[0] > 1:
         other = other.expand(image.shape[0], -1, -1, -1)
     if other.shape != image.shape:
@@ -81,7 +86,9 @@ def _from_pil(image: Any) -> np.ndarray:
             f"image of mode {image.mode!r} has more than 8 bits a channel: hand it in as a float tensor scaled to [0, 1]"
         )
     if image.mode not in ("L", "RGB", "RGBA"):
-        image = image.convert("RGBA" if "A" in image.mode or "transparency" in image.info else "RGB")
+        image = image.convert(
+            "RGBA" if ("A" in image.getbands() and image.mode != "LAB") or "transparency" in image.info else "RGB"
+        )
     return np.asarray(image)
 
 
@@ -139,8 +146,10 @@ class Texture:
             raise ValueError("grid goes with layout='spatial' only")
         else:
             picture = as_image(image)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
         height, width = picture.shape[2:]
-        levels = pyramid.level_count(height, width) if levels is None else levels
+        levels = pyramid.levels_or_all(levels, height, width)
         reducer = pyramid.reducer_names(reducer)
         data = torch.ops.texvlm.generate_mipmaps(picture, reducer, levels, dtype)
         self._set(data, height, width, levels, tuple(reducer), tuple(names or ()), {}, backend)
@@ -157,8 +166,15 @@ class Texture:
         backend: str,
     ) -> None:
         _check_backend(backend, data)
-        if names and len(names) != data.shape[-1]:
-            raise ValueError(f"names must name each of the {data.shape[-1]} channels, got {len(names)} names")
+        channels = data.shape[-1]
+        if not data.is_floating_point():
+            raise ValueError(f"data must be floating point, got {data.dtype}")
+        if len(reducer) not in (1, channels):
+            raise ValueError(f"reducer must be one name, or one for each of the {channels} channels, got {len(reducer)} names")
+        if names and len(names) != channels:
+            raise ValueError(f"names must name each of the {channels} channels, got {len(names)} names")
+        if len(set(names)) != len(names):
+            raise ValueError(f"names must differ, got {', '.join(names)}")
         self.data, self.height, self.width, self.levels = data, height, width, levels
         self.reducer, self.names, self.meta, self.backend = reducer, names, dict(meta), backend
 
@@ -175,6 +191,11 @@ class Texture:
         backend: str = "native",
     ) -> Texture:
         """A texture around an existing packed buffer [B, T, C]; T must match the level table of (height, width, levels)."""
+        height, width, levels = (
+            integer(name, number, 1) for name, number in (("height", height), ("width", width), ("levels", levels))
+        )
+        if levels > (most := pyramid.level_count(height, width)):
+            raise ValueError(f"levels must be from 1 to {most} for {height} x {width}, got {levels}")
         expected = pyramid.texel_count(height, width, levels)
         if data.dim() != 3 or data.shape[1] != expected:
             raise ValueError(
@@ -272,12 +293,13 @@ def _check_backend(backend: str, data: Tensor) -> None:
 
 
 def _spatial(keys: ImageLike, grid: tuple[int, int] | None) -> Tensor:
-    if not isinstance(keys, Tensor) or keys.dim() != 3 or grid is None or grid[0] * grid[1] != keys.shape[1]:
+    sides = [integer("grid", side, 1) for side in grid] if isinstance(grid, Sequence) else []
+    if not isinstance(keys, Tensor) or keys.dim() != 3 or len(sides) != 2 or sides[0] * sides[1] != keys.shape[1]:
         shape = list(keys.shape) if hasattr(keys, "shape") else type(keys).__name__
         raise ValueError(
             f"layout='spatial' takes a tensor [B, N, D] and grid=(rows, cols) with rows * cols = N, got {shape} and grid={grid}"
         )
-    return keys.unflatten(1, grid).permute(0, 3, 1, 2)
+    return keys.unflatten(1, sides).permute(0, 3, 1, 2)
 
 
 def _flatten(t: Texture) -> tuple[list[Any], Any]:
@@ -295,3 +317,4 @@ def _unflatten(children: Any, context: Any) -> Texture:
 
 
 pytree.register_pytree_node(Texture, _flatten, _unflatten, serialized_type_name="texvlm.Texture")
+torch.serialization.add_safe_globals([Texture])  # torch.load as it is by default

@@ -86,7 +86,7 @@ class RapidOcrText:
                 planes.append(torch.zeros(height, width))
                 continue
             planes.append(paint_quads(torch.as_tensor(found.boxes), torch.as_tensor(found.scores).clamp(0, 1), height, width))
-        return torch.stack(planes).to(pictures.device)
+        return (torch.stack(planes) if planes else torch.zeros(0, height, width)).to(pictures.device)
 
 
 class DoctrText:
@@ -120,7 +120,7 @@ class DoctrText:
                 if len(boxes):
                     plane = torch.maximum(plane, paint_quads(*self._quads(boxes, height, width), height, width))
             planes.append(plane)
-        return torch.stack(planes).to(pictures.device)
+        return (torch.stack(planes) if planes else torch.zeros(0, height, width)).to(pictures.device)
 
     @staticmethod
     def _quads(boxes: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:

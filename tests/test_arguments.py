@@ -1,0 +1,114 @@
+"""What cannot be right is refused by the argument's name, with what was expected and what came, whichever function it was handed to."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+import texvlm
+
+IMAGE = torch.rand(1, 3, 32, 32)
+TEXTURE = texvlm.Texture(torch.rand(2, 3, 9, 6))
+UV = torch.rand(2, 5, 2)
+BUFFER = torch.zeros(1, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TEXTURE.sample([[0.5, 0.5]]), "uv must be a tensor, got list"),
+        (lambda: TEXTURE.sample(UV.to(torch.complex64)), "uv must be real, got torch.complex64"),
+        (lambda: TEXTURE.sample(UV, lod=None), "lod must be a number or a tensor, got None"),
+        (lambda: TEXTURE.sample(UV, lod=torch.rand(2, 4)), r"lod must be a number, or broadcast to \[2, 5\].*got \[2, 4\]"),
+        (lambda: TEXTURE.sample_footprint(UV, 0.1, UV), "ddx must be a tensor, got float"),
+        (lambda: TEXTURE.patches(UV, "1"), "lod must be a number or a tensor, got '1'"),
+        (lambda: TEXTURE.patches([[0.5, 0.5]], 0.0), "center_uv must be a tensor, got list"),
+        (lambda: TEXTURE.patches(UV, 0.0, size=2.0), "size must be an integer, got 2.0"),
+        (lambda: TEXTURE.patches(UV, 0.0, axes=[1]), "axes must be a tensor, got list"),
+        (lambda: TEXTURE.to(torch.int32), "data must be floating point, got torch.int32"),
+        (lambda: texvlm.Texture(IMAGE, levels=1.5), "levels must be an integer, got 1.5"),
+        (lambda: texvlm.Texture(IMAGE, levels=True), "levels must be an integer, got True"),
+        (lambda: texvlm.Texture(IMAGE, dtype="float16"), "dtype must be a torch.dtype, got 'float16'"),
+        (lambda: texvlm.Texture(IMAGE, reducer=None), "reducer must be a name, or one per channel, got None"),
+        (lambda: texvlm.Texture(torch.rand(1, 12, 4), layout="spatial", grid=(-3, -4)), "grid must be at least 1, got -3"),
+        (lambda: texvlm.Texture(torch.rand(1, 12, 4), layout="spatial", grid=12), "takes a tensor.*and grid=12"),
+        (lambda: texvlm.Texture.from_data(BUFFER, -7, 1, 1), "height must be at least 1, got -7"),
+        (lambda: texvlm.Texture.from_data(BUFFER, 1, 1, 0), "levels must be at least 1, got 0"),
+        (lambda: texvlm.Texture.from_data(BUFFER, 1, 1, 9), "levels must be from 1 to 1 for 1 x 1, got 9"),
+        (
+            lambda: texvlm.Texture.from_data(BUFFER, 1, 1, 1, ["mean", "max"]),
+            "reducer must be one name, or one for each of the 3",
+        ),
+        (lambda: texvlm.Texture.from_data(BUFFER, 1, 1, 1, names=["a", "a", "b"]), "names must differ, got a, a, b"),
+        (lambda: texvlm.update_mipmaps(texvlm.Texture(IMAGE), [(0.5, 0, 2, 2)]), "rects must be whole numbers"),
+        (lambda: texvlm.sample_foveated(IMAGE, torch.rand(1, 1, 2)), "texture must be a texvlm.Texture, got Tensor"),
+        (lambda: texvlm.sample_foveated(TEXTURE, [[0.5, 0.5]]), "fixation must be a tensor, got list"),
+        (
+            lambda: texvlm.sample_foveated(TEXTURE, torch.rand(2, 1, 2), texvlm.FoveaLayout(e0=torch.tensor(-5.0))),
+            "e0 must be a finite number above 0, got -5",
+        ),
+        (lambda: texvlm.topk([1.0, 2.0], 1), "scores must be a tensor, got list"),
+        (lambda: texvlm.topk(torch.rand(1, 4), None), "k must be an integer, got None"),
+        (lambda: texvlm.topk(torch.rand(1, 4), 2**70), "k must be at least 0 and below 2.63, got 1180591620717411303424"),
+        (lambda: texvlm.select(IMAGE, weights={"edge": float("nan")}), "weights must be finite, got edge = nan"),
+        (lambda: texvlm.superpixels(IMAGE, 2.5), "n must be an integer, got 2.5"),
+        (lambda: texvlm.optical_flow(None, IMAGE), "previous must be a tensor.*got NoneType"),
+        (lambda: texvlm.optical_flow(IMAGE, None), "current must be a tensor.*got NoneType"),
+        (lambda: texvlm.motion(IMAGE, None), "previous must be a tensor.*got NoneType"),
+        (lambda: texvlm.gaussian_splat(UV, torch.ones(2, 5), 0.1, 8, 8, keep=float("nan")), "keep must be finite, got nan"),
+        (lambda: texvlm.build_channels(IMAGE, 5), "previous must be a tensor.*got int"),
+        (lambda: texvlm.build_channels(IMAGE, channels=[2.5]), "channels must be names or indices from 0 to 39, got 2.5"),
+        (lambda: texvlm.build_channels(IMAGE, channels=[True]), "channels must be names or indices from 0 to 39, got True"),
+        (lambda: texvlm.build_channels(IMAGE, channels="all"), "no channel 'all'; leave channels out for all"),
+        (lambda: texvlm.build_channels(IMAGE, fixation=[0.5, 0.5]), "fixation must be a tensor, got list"),
+        (lambda: texvlm.build_channels(IMAGE, fixations=torch.rand(3, 4, 2)), r"fixations must be \[B, P, 2\] with B = 1"),
+        (lambda: texvlm.build_channels(IMAGE, n_superpixels=0), "n_superpixels must be at least 1, got 0"),
+        (lambda: texvlm.build_channels(IMAGE, given={"text": [[1]]}), r"given\['text'\] must be a tensor, got list"),
+        (
+            lambda: texvlm.build_channels(IMAGE, given={"text": torch.rand(1, 50, 50)}),
+            r"given\['text'\] must be at most as large as the picture, \[32, 32\], got \[50, 50\]",
+        ),
+        (
+            lambda: texvlm.build_channels(IMAGE, query=5, embedding=texvlm.DigitsEmbedding()),
+            "query must be a text, texts or vectors",
+        ),
+        (
+            lambda: texvlm.build_channels(IMAGE, query=torch.zeros(16), embedding=texvlm.DigitsEmbedding()),
+            "query must have a direction",
+        ),
+        (lambda: texvlm.Embedding.fit(texvlm.DigitsEmbedding(), IMAGE, axes=0), "axes must be at least 1, got 0"),
+    ],
+)
+def test_it_is_named(call, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_status_never_raises() -> None:
+    assert texvlm.gl.status("a toaster").reason == "no OpenGL here: 'a toaster' is no device"
+
+
+def test_pil_pictures_of_other_colours_have_three_channels() -> None:
+    image = pytest.importorskip("PIL.Image")
+    for mode, channels in [
+        ("LAB", 3),
+        ("YCbCr", 3),
+        ("HSV", 3),
+        ("CMYK", 3),
+        ("P", 3),
+        ("1", 3),
+        ("LA", 4),
+        ("PA", 4),
+        ("RGBA", 4),
+    ]:
+        assert texvlm.Texture(image.new(mode, (4, 4))).channels == channels, mode
+
+
+def test_torch_load_takes_textures_and_selections_as_it_is() -> None:
+    for value in (TEXTURE, texvlm.select(IMAGE, k=3)):
+        file = io.BytesIO()
+        torch.save(value, file)
+        file.seek(0)
+        assert type(torch.load(file)) is type(value)
