@@ -73,4 +73,13 @@ struct NoAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
 };
 
+// As TORCH_LIBRARY_IMPL(texvlm, key, m), for both devices at once: the kernels, and what autocast does.
+#define TEXVLM_BOTH(name, first, second, m)                      \
+  static void name(torch::Library&);                             \
+  TORCH_LIBRARY_IMPL(texvlm, first, library) { name(library); }  \
+  TORCH_LIBRARY_IMPL(texvlm, second, library) { name(library); } \
+  static void name(torch::Library& m)
+#define TEXVLM_KERNELS(m) TEXVLM_BOTH(texvlm_kernels, CPU, CUDA, m)
+#define TEXVLM_AUTOCAST(m) TEXVLM_BOTH(texvlm_autocast, AutocastCPU, AutocastCUDA, m)
+
 }  // namespace texvlm

@@ -209,20 +209,18 @@ std::tuple<Tensor, Tensor> select_topk_autocast(const Tensor& scores, SymInt k) 
 
 }  // namespace
 
-#define TEXVLM_CASCADE_KERNELS                          \
-  m.impl("select_topk", select_topk);                   \
-  m.impl("select_topk_backward", select_topk_backward); \
-  m.impl("score_cells", score_cells);                   \
-  m.impl("compact", compact)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_CASCADE_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_CASCADE_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("select_topk", select_topk);
+  m.impl("select_topk_backward", select_topk_backward);
+  m.impl("score_cells", score_cells);
+  m.impl("compact", compact);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("select_topk", select_topk_autograd);
   m.impl("select_topk_backward", select_topk_backward_autograd);
   m.impl("score_cells", torch::autograd::autogradNotImplementedFallback());
   m.impl("compact", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("select_topk", select_topk_autocast); }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("select_topk", select_topk_autocast); }
+TEXVLM_AUTOCAST(m) { m.impl("select_topk", select_topk_autocast); }
 
 }  // namespace texvlm

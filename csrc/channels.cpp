@@ -348,13 +348,11 @@ Tensor build_channels_autocast(const Tensor& image, at::IntArrayRef channels, in
 
 }  // namespace
 
-#define TEXVLM_CHANNELS_KERNELS             \
-  m.impl("build_channels", build_channels); \
-  m.impl("build_channels_backward", build_channels_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_CHANNELS_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_CHANNELS_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("build_channels", build_channels_autocast); }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("build_channels", build_channels_autocast); }
+TEXVLM_KERNELS(m) {
+  m.impl("build_channels", build_channels);
+  m.impl("build_channels_backward", build_channels_backward);
+}
+TEXVLM_AUTOCAST(m) { m.impl("build_channels", build_channels_autocast); }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("build_channels", build_channels_autograd);
   m.impl("build_channels_backward", torch::autograd::autogradNotImplementedFallback());

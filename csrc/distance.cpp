@@ -43,8 +43,7 @@ std::tuple<Tensor, Tensor> distance_transform(const Tensor& mask, std::string_vi
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { m.impl("distance_transform", distance_transform); }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { m.impl("distance_transform", distance_transform); }
+TEXVLM_KERNELS(m) { m.impl("distance_transform", distance_transform); }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("distance_transform", torch::autograd::autogradNotImplementedFallback()); }
 
 }  // namespace texvlm

@@ -39,9 +39,92 @@ FlowLevels flow_levels(int64_t height, int64_t width, std::optional<int64_t> fin
   return {make_levels(height, width, count), static_cast<int>(std::min<int64_t>(finest.value_or(longer > kFullSize), count - 1))};
 }
 
-FlowGrid grid_of(const Tensor& planes) {  // [5, 2 B, rows, columns]
+float over(int64_t a, int64_t b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); }
+
+// Luma of both pictures with its mips, [2 B, T, 1].
+Tensor luma_pyramid(const Tensor& previous, const Tensor& current, const Levels& levels) {
+  const int64_t batch = current.size(0);
+  Tensor data = new_tensor({2 * batch, levels.texels, 1}, at::kFloat, current.device());
+  const Tensor pictures[2] = {readable(previous), readable(current)};
+  for (int64_t i = 0; i < 2; ++i) {
+    dispatch_picture(pictures[i], [&](auto tag) {
+      using S = typename decltype(tag)::type;
+      for_each_pixel<FlowLuma<S>::template For, float>(current.device(), {batch, 0, levels.height[0], 0, levels.width[0]}, Work{},
+                                                       image_view<const S>(pictures[i]), texture_view<float>(data, levels),
+                                                       i * batch);
+    });
+  }
+  build_mipmaps(data, levels, check_reducers("optical_flow", {"mean"}, 1));
+  return data;
+}
+
+// A level's flow, and the tensor that holds it.
+struct LevelFlow {
+  FlowGrid grid{};
+  int64_t stride = 0;  // pixels of the level between nodes
+  Tensor planes;
+};
+
+FlowFound found_in(const Tensor& planes) {  // [5, 2 B, rows, columns]
   const auto plane = [&](int64_t i) { return pointer<float>(planes) + i * planes.stride(0); };
   return {plane(0), plane(1), plane(2), plane(3), plane(4), static_cast<int>(planes.size(2)), static_cast<int>(planes.size(3))};
+}
+
+// The nodes' flows made smooth, in `steps` steps between two pairs of planes.
+LevelFlow smoothed(const FlowFound& found, const FlowPass& pass, int64_t directions, c10::Device device) {
+  LevelFlow to{{}, pass.stride, new_tensor({2, 2, directions, found.rows, found.columns}, at::kFloat, device)};
+  float* const u[2] = {pointer<float>(to.planes), pointer<float>(to.planes) + to.planes.stride(0)};
+  const int64_t v = to.planes.stride(1);  // from u to v
+  const auto step = [&](int k) {
+    const float* const from = u[(k + 1) % 2];
+    return FlowSmooth<float, 0>{found,        k ? from : found.u, k ? from + v : found.v, u[k % 2],
+                                u[k % 2] + v, pass.smoothness,    pass.softness};
+  };
+  const Rect nodes{directions, 0, found.rows, 0, found.columns};
+  if (on_cuda(device)) {
+    for (int k = 0; k < pass.steps; ++k) for_each_pixel<FlowSmooth, float>(device, nodes, Work{1, 16}, step(k));
+  } else {  // all steps of a direction by one thread: they are short, and waiting for each other costs more
+    host::parallel(directions, found.nodes() * 16, [&](int64_t begin, int64_t end) {
+      for (int k = 0; k < pass.steps; ++k)
+        host::texel_rows_any<0, true>(step(k), nodes, int64_t{1}, begin * found.rows, end * found.rows);
+    });
+  }
+  const FlowSmooth<float, 0> last = step(pass.steps);
+  to.grid = {last.from_u, last.from_v, found.rows, found.columns};
+  return to;
+}
+
+// Searches a level, from the flow of the coarser one if there is one.
+LevelFlow search_level(const Tensor& data, const Levels& levels, int level, const FlowPass& pass, const LevelFlow& coarse) {
+  const c10::Device device = data.device();
+  const int64_t directions = data.size(0), h = levels.height[level], w = levels.width[level];
+  const int64_t rows = (h + pass.stride - 1) / pass.stride, columns = (w + pass.stride - 1) / pass.stride;
+  const Tensor planes = new_tensor({5, directions, rows, columns}, at::kFloat, device);
+  FlowSearch<float, 0> search{texture_view<const float>(data, levels),
+                              level,
+                              static_cast<int>(pass.stride),
+                              directions / 2,
+                              found_in(planes),
+                              coarse.grid,
+                              0.f,
+                              0.f,
+                              1.f,
+                              1.f};
+  if (coarse.grid.u) {
+    const int64_t ch = levels.height[level + 1], cw = levels.width[level + 1];
+    search.scale_y = over(h, ch), search.scale_x = over(w, cw);
+    search.coarse_y = over(ch, h * coarse.stride * coarse.grid.rows),
+    search.coarse_x = over(cw, w * coarse.stride * coarse.grid.columns);
+  }
+  LevelFlow flow;
+  for (int turn = 0; turn < pass.searches; ++turn) {
+    for_each_item<true>(device, directions, rows * columns, kPatch * kPatch * 16, search);
+    flow = smoothed(search.out, pass, directions, device);
+    search.coarse = flow.grid;  // the next turn begins where this one ended
+    search.coarse_y = over(1, rows * pass.stride), search.coarse_x = over(1, columns * pass.stride);
+    search.scale_y = search.scale_x = 1.f;
+  }
+  return flow;
 }
 
 std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current, std::optional<int64_t> finest) {
@@ -60,74 +143,21 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
   if (batch == 0) return {flow, occlusion};
 
   const FlowLevels levels = flow_levels(height, width, finest);
-  const Tensor data = new_tensor({2 * batch, levels.table.texels, 1}, at::kFloat, device);
-  const Tensor pictures[2] = {readable(previous), readable(current)};
-  for (int64_t i = 0; i < 2; ++i) {
-    dispatch_picture(pictures[i], [&](auto tag) {
-      using S = typename decltype(tag)::type;
-      for_each_pixel<FlowLuma<S>::template For, float>(device, {batch, 0, height, 0, width}, Work{},
-                                                       image_view<const S>(pictures[i]), texture_view<float>(data, levels.table),
-                                                       i * batch);
-    });
-  }
-  build_mipmaps(data, levels.table, check_reducers(op, {"mean"}, 1));
-
-  const auto luma = texture_view<const float>(data, levels.table);
-  const auto over = [](int64_t a, int64_t b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); };
-  Tensor planes, smooth;  // what `grid` views, of the level before
-  FlowGrid grid{};
-  int64_t stride = 0;  // of `grid`
+  const Tensor data = luma_pyramid(previous, current, levels.table);
+  LevelFlow found;
   for (int level = levels.table.count - 1; level >= levels.finest; --level) {
-    const int64_t h = levels.table.height[level], w = levels.table.width[level];
-    const FlowPass& pass = level == levels.finest ? kFinestPass : std::max(h, w) < kCoarseSide ? kCoarsePass : kMiddlePass;
-    const int64_t rows = (h + pass.stride - 1) / pass.stride, columns = (w + pass.stride - 1) / pass.stride;
-    const Tensor found = new_tensor({5, 2 * batch, rows, columns}, at::kFloat, device);
-    const FlowGrid out = grid_of(found);
-    FlowSearch<float, 0> search{luma, level, static_cast<int>(pass.stride), batch, out, grid, 0.f, 0.f, 1.f, 1.f};
-    if (grid.u) {
-      const int64_t ch = levels.table.height[level + 1], cw = levels.table.width[level + 1];
-      search.scale_y = over(h, ch), search.scale_x = over(w, cw);
-      search.coarse_y = over(ch, h * stride * grid.rows), search.coarse_x = over(cw, w * stride * grid.columns);
-    }
-    for (int turn = 0; turn < pass.searches; ++turn) {
-      for_each_item<true>(device, 2 * batch, rows * columns, kPatch * kPatch * 16, search);
-      const Tensor turns = new_tensor({2, 2, 2 * batch, rows, columns}, at::kFloat, device);  // the steps alternate
-      const float *u = out.u, *v = out.v;
-      const auto step = [&](int k) {
-        float* const to_u = pointer<float>(turns) + k % 2 * turns.stride(0);
-        return FlowSmooth<float, 0>{out,
-                                    k ? pointer<float>(turns) + (k + 1) % 2 * turns.stride(0) : u,
-                                    k ? pointer<float>(turns) + (k + 1) % 2 * turns.stride(0) + turns.stride(1) : v,
-                                    to_u,
-                                    to_u + turns.stride(1),
-                                    pass.smoothness,
-                                    pass.softness};
-      };
-      const Rect nodes{2 * batch, 0, rows, 0, columns};
-      if (on_cuda(device)) {
-        for (int k = 0; k < pass.steps; ++k) for_each_pixel<FlowSmooth, float>(device, nodes, Work{1, 16}, step(k));
-      } else {  // all steps of a direction by one thread: they are short, and waiting for each other costs more
-        host::parallel(2 * batch, rows * columns * 16, [&](int64_t begin, int64_t end) {
-          for (int k = 0; k < pass.steps; ++k)
-            host::texel_rows_any<0, true>(step(k), nodes, int64_t{1}, begin * rows, end * rows);
-        });
-      }
-      u = step(pass.steps).from_u, v = step(pass.steps).from_v;
-      smooth = turns;
-      search.coarse = out;
-      search.coarse.u = const_cast<float*>(u), search.coarse.v = const_cast<float*>(v);
-      search.coarse_y = over(1, rows * pass.stride), search.coarse_x = over(1, columns * pass.stride);
-      search.scale_y = search.scale_x = 1.f;
-    }
-    planes = found, grid = search.coarse, stride = pass.stride;
+    const int64_t side = std::max(levels.table.height[level], levels.table.width[level]);
+    const FlowPass& pass = level == levels.finest ? kFinestPass : side < kCoarseSide ? kCoarsePass : kMiddlePass;
+    found = search_level(data, levels.table, level, pass, found);
   }
+  const FlowGrid& grid = found.grid;
 
   const int64_t h = levels.table.height[levels.finest], w = levels.table.width[levels.finest];
   const float scale_y = over(height, h), scale_x = over(width, w);
-  const float grid_y = over(h, height * stride * grid.rows), grid_x = over(w, width * stride * grid.columns);
+  const float grid_y = over(h, height * found.stride * grid.rows), grid_x = over(w, width * found.stride * grid.columns);
   for_each_pixel<FlowDense, float>(device, {batch, 0, height, 0, width}, Work{1, 4}, grid, scale_y, scale_x, pointer<float>(flow),
                                    height, width, grid_y, grid_x);
-  const int64_t block = std::max<int64_t>(1, (stride << levels.finest) / 2);
+  const int64_t block = std::max<int64_t>(1, (found.stride << levels.finest) / 2);
   const auto blocks = [&](int64_t n) { return (n + block - 1) / block; };
   for_each_pixel<FlowOcclusion, float>(device, {batch, 0, blocks(height), 0, blocks(width)}, Work{1, 32}, grid, batch, height,
                                        width, block, scale_y, scale_x, grid_y, grid_x, pointer<bool>(occlusion));
@@ -136,8 +166,7 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { m.impl("optical_flow", optical_flow); }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { m.impl("optical_flow", optical_flow); }
+TEXVLM_KERNELS(m) { m.impl("optical_flow", optical_flow); }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("optical_flow", torch::autograd::autogradNotImplementedFallback()); }
 
 }  // namespace texvlm

@@ -128,16 +128,14 @@ Tensor sample_grad_autocast(const Tensor& data, const Tensor& uv, const Tensor& 
 
 }  // namespace
 
-#define TEXVLM_FOOTPRINT_KERNELS      \
-  m.impl("sample_grad", sample_grad); \
-  m.impl("sample_grad_backward", sample_grad_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_FOOTPRINT_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_FOOTPRINT_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("sample_grad", sample_grad);
+  m.impl("sample_grad_backward", sample_grad_backward);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("sample_grad", sample_grad_autograd);
   m.impl("sample_grad_backward", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("sample_grad", sample_grad_autocast); }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("sample_grad", sample_grad_autocast); }
+TEXVLM_AUTOCAST(m) { m.impl("sample_grad", sample_grad_autocast); }
 
 }  // namespace texvlm

@@ -35,7 +35,8 @@ struct Fovea {
     };
     if (m0_.is_cpu() && e0_.is_cpu()) {  // of a GPU nothing is asked: it would have to be waited for
       for (const auto& [name, t] : {std::pair{"e0", e0_}, std::pair{"m0", m0_}})
-        TEXVLM_CHECK(t.item<double>() > 0 && std::isfinite(t.item<double>()), op, name, "a finite number above 0", t.item<double>());
+        TEXVLM_CHECK(t.item<double>() > 0 && std::isfinite(t.item<double>()), op, name, "a finite number above 0",
+                     t.item<double>());
     }
     fixation = fixation_.contiguous(), offsets = alike("offsets", offsets_), m0 = alike("m0", m0_), e0 = alike("e0", e0_);
     batch = fixation.size(0), fixations = fixation.size(1), count = offsets.size(0);
@@ -163,16 +164,14 @@ std::tuple<Tensor, Tensor> fovea_tokens_autocast(const Tensor& fixation, const T
 
 }  // namespace
 
-#define TEXVLM_FOVEA_KERNELS            \
-  m.impl("fovea_tokens", fovea_tokens); \
-  m.impl("fovea_tokens_backward", fovea_tokens_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_FOVEA_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_FOVEA_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("fovea_tokens", fovea_tokens);
+  m.impl("fovea_tokens_backward", fovea_tokens_backward);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("fovea_tokens", fovea_tokens_autograd);
   m.impl("fovea_tokens_backward", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("fovea_tokens", fovea_tokens_autocast); }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("fovea_tokens", fovea_tokens_autocast); }
+TEXVLM_AUTOCAST(m) { m.impl("fovea_tokens", fovea_tokens_autocast); }
 
 }  // namespace texvlm

@@ -134,8 +134,7 @@ Tensor generate_mipmaps_gl_autograd(const Tensor& image, int64_t levels, std::op
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { m.impl("generate_mipmaps_gl", generate_mipmaps_gl); }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { m.impl("generate_mipmaps_gl", generate_mipmaps_gl); }
+TEXVLM_KERNELS(m) { m.impl("generate_mipmaps_gl", generate_mipmaps_gl); }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("generate_mipmaps_gl", generate_mipmaps_gl_autograd); }
 
 }  // namespace texvlm

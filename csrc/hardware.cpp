@@ -331,20 +331,18 @@ class HardwareTexture : public torch::CustomClassHolder {
 
 }  // namespace
 
-#define TEXVLM_HARDWARE_KERNELS                       \
-  m.impl("sample_lod_hardware", sample_lod_hardware); \
-  m.impl("sample_grad_hardware", sample_grad_hardware)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_HARDWARE_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_HARDWARE_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("sample_lod_hardware", sample_lod_hardware);
+  m.impl("sample_grad_hardware", sample_grad_hardware);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("sample_lod_hardware", sample_lod_hardware_autograd);
   m.impl("sample_grad_hardware", sample_grad_hardware_autograd);
 }
-#define TEXVLM_HARDWARE_AUTOCAST                               \
-  m.impl("sample_lod_hardware", sample_lod_hardware_autocast); \
-  m.impl("sample_grad_hardware", sample_grad_hardware_autocast)
-TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { TEXVLM_HARDWARE_AUTOCAST; }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { TEXVLM_HARDWARE_AUTOCAST; }
+TEXVLM_AUTOCAST(m) {
+  m.impl("sample_lod_hardware", sample_lod_hardware_autocast);
+  m.impl("sample_grad_hardware", sample_grad_hardware_autocast);
+}
 
 TORCH_LIBRARY_FRAGMENT(texvlm, m) {
   m.class_<HardwareTexture>("HardwareTexture")

@@ -211,13 +211,12 @@ Tensor enlarge_autograd(const Tensor& planes, SymInt height, SymInt width) {
 
 }  // namespace
 
-#define TEXVLM_HISTORY_KERNELS                                \
-  m.impl("gaussian_splat", gaussian_splat);                   \
-  m.impl("gaussian_splat_backward", gaussian_splat_backward); \
-  m.impl("enlarge", enlarge);                                 \
-  m.impl("enlarge_backward", enlarge_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_HISTORY_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_HISTORY_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("gaussian_splat", gaussian_splat);
+  m.impl("gaussian_splat_backward", gaussian_splat_backward);
+  m.impl("enlarge", enlarge);
+  m.impl("enlarge_backward", enlarge_backward);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("gaussian_splat", gaussian_splat_autograd);
   m.impl("gaussian_splat_backward", torch::autograd::autogradNotImplementedFallback());

@@ -105,13 +105,12 @@ Tensor linear(const Tensor& t, SymInt height, SymInt width, int64_t levels) {
 
 }  // namespace
 
-#define TEXVLM_LAPLACIAN_KERNELS                                        \
-  m.impl("laplacian_decompose", laplacian_decompose);                   \
-  m.impl("laplacian_reconstruct", laplacian_reconstruct);               \
-  m.impl("laplacian_decompose_backward", laplacian_decompose_backward); \
-  m.impl("laplacian_reconstruct_backward", laplacian_reconstruct_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_LAPLACIAN_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_LAPLACIAN_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("laplacian_decompose", laplacian_decompose);
+  m.impl("laplacian_reconstruct", laplacian_reconstruct);
+  m.impl("laplacian_decompose_backward", laplacian_decompose_backward);
+  m.impl("laplacian_reconstruct_backward", laplacian_reconstruct_backward);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("laplacian_decompose", linear<Decompose, false>);
   m.impl("laplacian_decompose_backward", linear<Decompose, true>);

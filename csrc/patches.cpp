@@ -171,16 +171,14 @@ Tensor extract_patches_autocast(const Tensor& data, const Tensor& center, const 
 
 }  // namespace
 
-#define TEXVLM_PATCHES_KERNELS                \
-  m.impl("extract_patches", extract_patches); \
-  m.impl("extract_patches_backward", extract_patches_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_PATCHES_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_PATCHES_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("extract_patches", extract_patches);
+  m.impl("extract_patches_backward", extract_patches_backward);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("extract_patches", extract_patches_autograd);
   m.impl("extract_patches_backward", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("extract_patches", extract_patches_autocast); }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("extract_patches", extract_patches_autocast); }
+TEXVLM_AUTOCAST(m) { m.impl("extract_patches", extract_patches_autocast); }
 
 }  // namespace texvlm

@@ -258,12 +258,11 @@ void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& red
   });
 }
 
-#define TEXVLM_PYRAMID_KERNELS                                    \
-  m.impl("generate_mipmaps", generate_mipmaps);                   \
-  m.impl("generate_mipmaps_backward", generate_mipmaps_backward); \
-  m.impl("update_mipmaps", update_mipmaps)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_PYRAMID_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_PYRAMID_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("generate_mipmaps", generate_mipmaps);
+  m.impl("generate_mipmaps_backward", generate_mipmaps_backward);
+  m.impl("update_mipmaps", update_mipmaps);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("generate_mipmaps", generate_mipmaps_autograd);
   m.impl("generate_mipmaps_backward", generate_mipmaps_backward_autograd);

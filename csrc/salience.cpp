@@ -259,11 +259,10 @@ Tensor saliency_autograd(const Tensor& image, Maybe previous) {
 
 }  // namespace
 
-#define TEXVLM_SALIENCE_KERNELS \
-  m.impl("saliency", saliency); \
-  m.impl("saliency_backward", saliency_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_SALIENCE_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_SALIENCE_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("saliency", saliency);
+  m.impl("saliency_backward", saliency_backward);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("saliency", saliency_autograd);
   m.impl("saliency_backward", torch::autograd::autogradNotImplementedFallback());

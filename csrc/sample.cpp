@@ -138,16 +138,14 @@ Tensor sample_lod_autocast(const Tensor& data, const Tensor& uv, const Tensor& l
 
 }  // namespace
 
-#define TEXVLM_SAMPLE_KERNELS       \
-  m.impl("sample_lod", sample_lod); \
-  m.impl("sample_lod_backward", sample_lod_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_SAMPLE_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_SAMPLE_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("sample_lod", sample_lod);
+  m.impl("sample_lod_backward", sample_lod_backward);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("sample_lod", sample_lod_autograd);
   m.impl("sample_lod_backward", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("sample_lod", sample_lod_autocast); }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("sample_lod", sample_lod_autocast); }
+TEXVLM_AUTOCAST(m) { m.impl("sample_lod", sample_lod_autocast); }
 
 }  // namespace texvlm

@@ -216,12 +216,11 @@ Tensor boundaries(const Tensor& image, const Tensor& labels) {
 
 }  // namespace
 
-#define TEXVLM_SUPERPIXEL_KERNELS                     \
-  m.impl("superpixels", superpixels);                 \
-  m.impl("superpixel_channels", superpixel_channels); \
-  m.impl("boundaries", boundaries)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_SUPERPIXEL_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_SUPERPIXEL_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("superpixels", superpixels);
+  m.impl("superpixel_channels", superpixel_channels);
+  m.impl("boundaries", boundaries);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("superpixels", torch::autograd::autogradNotImplementedFallback());
   m.impl("superpixel_channels", torch::autograd::autogradNotImplementedFallback());

@@ -85,8 +85,7 @@ Tensor text_regions(const Tensor& image, const Tensor& weights) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { m.impl("text_regions", text_regions); }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { m.impl("text_regions", text_regions); }
+TEXVLM_KERNELS(m) { m.impl("text_regions", text_regions); }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("text_regions", torch::autograd::autogradNotImplementedFallback()); }
 
 }  // namespace texvlm

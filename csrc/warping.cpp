@@ -240,20 +240,18 @@ Tensor motion_autograd(const Tensor& image, const Tensor& previous, Maybe flow, 
 
 }  // namespace
 
-#define TEXVLM_WARP_KERNELS               \
-  m.impl("warp", warp);                   \
-  m.impl("warp_backward", warp_backward); \
-  m.impl("motion", motion);               \
-  m.impl("motion_backward", motion_backward)
-TORCH_LIBRARY_IMPL(texvlm, CPU, m) { TEXVLM_WARP_KERNELS; }
-TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { TEXVLM_WARP_KERNELS; }
+TEXVLM_KERNELS(m) {
+  m.impl("warp", warp);
+  m.impl("warp_backward", warp_backward);
+  m.impl("motion", motion);
+  m.impl("motion_backward", motion_backward);
+}
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
   m.impl("warp", warp_autograd);
   m.impl("warp_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("motion", motion_autograd);
   m.impl("motion_backward", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { m.impl("warp", warp_autocast); }
-TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { m.impl("warp", warp_autocast); }
+TEXVLM_AUTOCAST(m) { m.impl("warp", warp_autocast); }
 
 }  // namespace texvlm

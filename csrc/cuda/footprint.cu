@@ -56,19 +56,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int w = 0; w < W; ++w) gc[w] = each * gc[w];
         if (here && f.coordinates()) {
-          Corners<A> corner[W];
-          load_corners(texels + c, channels, tap.near, corner);
-#pragma unroll
-          for (int w = 0; w < W; ++w)
-            if (!(f.reducers.any_mode && f.reducers.of(c + w) == Reducer::mode))
-              SampleLodAdjoint<T, 0>::add_corners(corner[w], tap.near, gc[w], near);
-          if (two) {
-            load_corners(texels + c, channels, tap.far, corner);
-#pragma unroll
-            for (int w = 0; w < W; ++w)
-              if (!(f.reducers.any_mode && f.reducers.of(c + w) == Reducer::mode))
-                SampleLodAdjoint<T, 0>::add_corners(corner[w], tap.far, gc[w], far);
-          }
+          add_level(texels, c, channels, tap.near, gc, f.reducers, near);
+          if (two) add_level(texels, c, channels, tap.far, gc, f.reducers, far);
         }
         if (!f.grad_data) continue;
         const int64_t at = b * f.texture.batch_stride + c;

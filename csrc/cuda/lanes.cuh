@@ -72,6 +72,18 @@ __device__ bool load_gradient(const T* g, int64_t stride, int64_t c, const Reduc
   return any;
 }
 
+// What W channels from `c` on of a level tell about the coordinates, added to `sums`; g: their incoming gradient.
+template <int W, class A, class T>
+__device__ void add_level(const T* texels, int64_t c, int64_t channels, const Bilinear<A>& q, const A (&g)[W],
+                          const Reducers& reducers, LevelSums<A>& sums) {
+  Corners<A> corner[W];
+  load_corners(texels + c, channels, q, corner);
+#pragma unroll
+  for (int w = 0; w < W; ++w)
+    if (!(reducers.any_mode && reducers.of(c + w) == Reducer::mode))
+      SampleLodAdjoint<T, 0>::add_corners(corner[w], q, g[w], sums);
+}
+
 // Sum over the lanes of query `q`, in their order.
 template <class A>
 __device__ A sum_of_lanes(const A* partial, int lanes, int q) {

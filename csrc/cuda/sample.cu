@@ -69,7 +69,6 @@ template <class T, int W, class Sink>
 __global__ void __launch_bounds__(kThreads)
     sample_adjoint_kernel(SampleLodAdjoint<T, 0> f, Sink sink, int64_t all, QueryShape shape) {
   using A = Acc<T>;
-  using F = SampleLodAdjoint<T, 0>;
   TEXVLM_SHARED(taps, LodTaps<A>[kMostQueries]);
   TEXVLM_SHARED(nearest, int64_t[kMostQueries]);
   TEXVLM_SHARED(usable, bool[kMostQueries]);
@@ -108,17 +107,8 @@ __global__ void __launch_bounds__(kThreads)
       A gc[W] = {};
       const bool live = here && load_gradient(g, f.grad.stride_c, c, f.reducers, gc);
       if (here && coordinates) {
-        Corners<A> corner[W];
-        load_corners(texels + c, channels, tap.near, corner);
-#pragma unroll
-        for (int w = 0; w < W; ++w)
-          if (!(f.reducers.any_mode && f.reducers.of(c + w) == Reducer::mode)) F::add_corners(corner[w], tap.near, gc[w], near);
-        if (blended || slope) {
-          load_corners(texels + c, channels, tap.far, corner);
-#pragma unroll
-          for (int w = 0; w < W; ++w)
-            if (!(f.reducers.any_mode && f.reducers.of(c + w) == Reducer::mode)) F::add_corners(corner[w], tap.far, gc[w], far);
-        }
+        add_level(texels, c, channels, tap.near, gc, f.reducers, near);
+        if (blended || slope) add_level(texels, c, channels, tap.far, gc, f.reducers, far);
       }
       if (!f.grad_data) continue;
       const int64_t at = b * f.texture.batch_stride + c;

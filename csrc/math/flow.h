@@ -169,12 +169,21 @@ struct FlowFit {
   }
 };
 
-// The nodes of a level: planes [2 B, rows, columns] of the flow and of its precision matrix (xx xy; xy yy).
+// The nodes of a level: planes [2 B, rows, columns] of the flow.
 struct FlowGrid {
+  const float *u, *v;
+  int rows, columns;
+
+  TEXVLM_HD int64_t nodes() const { return static_cast<int64_t>(rows) * columns; }
+};
+
+// What a search writes for the nodes: the flow and its precision matrix (xx xy; xy yy), planes as above.
+struct FlowFound {
   float *u, *v, *xx, *xy, *yy;
   int rows, columns;
 
   TEXVLM_HD int64_t nodes() const { return static_cast<int64_t>(rows) * columns; }
+  TEXVLM_HD FlowGrid grid() const { return {u, v, rows, columns}; }
 };
 
 // Between which nodes of a grid a place lies; `y`, `x` in [0, 1].
@@ -202,7 +211,8 @@ struct FlowSearch {
   TextureView<const T> luma;
   int level, stride;
   int64_t batch;
-  FlowGrid out, coarse;      // coarse.u is null at the coarsest level
+  FlowFound out;
+  FlowGrid coarse;           // of the level before, or of this one's last turn; u is null at the coarsest level
   float coarse_y, coarse_x;  // from pixels of this level to units of the coarser grid in [0, 1]
   float scale_y, scale_x;    // from pixels of the coarser level to pixels of this one
 
@@ -268,7 +278,7 @@ struct FlowSearch {
 // fit, takes its flow from those around it; a node on an edge does so along the edge alone.
 template <class T, int C>
 struct FlowSmooth {
-  FlowGrid found;
+  FlowFound found;
   const float *from_u, *from_v;
   float *to_u, *to_v;
   float smoothness, softness;
