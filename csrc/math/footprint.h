@@ -188,6 +188,91 @@ struct SampleFootprint {
       sum[c] += share * (y0 * (x0 * static_cast<A>(p00[c]) + x1 * static_cast<A>(p01[c])) +
                          y1 * (x0 * static_cast<A>(p10[c]) + x1 * static_cast<A>(p11[c])));
   }
+
+#if defined(TEXVLM_HOST_LOOPS)
+  // The taps of query after query, in blocks that are placed together (taps.h) as if each were a query.
+  struct TapBlock {
+    A uv[2 * kBlock], lod[kBlock];
+    int64_t query[kBlock];
+    int taps[kBlock], count = 0;  // taps: of the tap's query
+  };
+  struct TapSum {
+    A sum[kTapChunk];
+    int64_t query = -1;
+    int taps = 1;
+  };
+
+  TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
+    const int64_t channels = C ? C : texture.channels;
+    if (!std::is_same_v<Taps, ExactTaps> || channels > kTapChunk || reducers.any_mode) {
+      for (int64_t n = n0; n < n1; ++n) (*this)(b, n, 0, channels);
+      return;
+    }
+    const Placing placing{level_sizes(texture.levels), Filter::trilinear, address, channels, false, false};
+    TapBlock taps;
+    TapSum sum;
+    for (int64_t n = n0; n < n1; ++n) {
+      const A u = queries.u(b, n), v = queries.v(b, n);
+      const Footprint<A> p = queries.footprint(b, n, texture.levels, max_anisotropy);
+      if (!(p.finite && finite(u) && finite(v))) {
+        T* to = out + (b * count + n) * channels;
+        for (int64_t c = 0; c < channels; ++c) to[c] = not_a_number<T>();
+        continue;
+      }
+      for (int i = 0; i < p.taps; ++i) {
+        const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
+        const int k = taps.count++;
+        taps.uv[2 * k] = tap.u, taps.uv[2 * k + 1] = tap.v, taps.lod[k] = p.lod;
+        taps.query[k] = n, taps.taps[k] = p.taps;
+        if (taps.count == kBlock) apply(b, taps, placing, sum);
+      }
+    }
+    apply(b, taps, placing, sum);
+    finish(b, sum);
+  }
+
+  TEXVLM_HD void apply(int64_t b, TapBlock& taps, const Placing& placing, TapSum& sum) const {
+    const int64_t channels = C ? C : texture.channels;
+    const T* texels = texture.data + b * texture.batch_stride;
+    BlockTaps<A> placed;
+    place_run(QueryView<A>{taps.uv, taps.lod, 0, 2, 1, 0, 1}, 0, 0, taps.count, placing, placed);
+    fetch_ahead(texels, channels, placed.near);
+    if (placed.two) fetch_ahead(texels, channels, placed.far);
+    for (int i = 0; i < taps.count; ++i) {
+      if (taps.query[i] != sum.query) {
+        finish(b, sum);
+        sum.query = taps.query[i], sum.taps = taps.taps[i];
+        for (int64_t c = 0; c < channels; ++c) sum.sum[c] = A(0);
+      }
+      if (placed.slow[i]) {
+        const LodTaps<A> q =
+            Taps::at(taps.uv[2 * i], taps.uv[2 * i + 1], taps.lod[i], texture.levels, Filter::trilinear, address);
+        add(texels, channels, q.near, A(1) - q.level.t, channels, sum.sum);
+        if (q.level.t != A(0)) add(texels, channels, q.far, q.level.t, channels, sum.sum);
+      } else {
+        add(texels, channels, placed.near, i, A(1) - placed.t[i], sum.sum);
+        if (placed.t[i] != A(0)) add(texels, channels, placed.far, i, placed.t[i], sum.sum);
+      }
+    }
+    taps.count = 0;
+  }
+
+  TEXVLM_HD static void add(const T* texels, int64_t channels, const LevelTaps<A>& taps, int i, A share, A* TEXVLM_RESTRICT sum) {
+    const T *top = texels + taps.top[i], *bottom = texels + taps.bottom[i];
+    const int64_t step = taps.step[i];
+    const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = share * taps.fy[i], y0 = share - y1;
+    for (int64_t c = 0; c < channels; ++c)
+      sum[c] += y0 * (x0 * static_cast<A>(top[c]) + x1 * static_cast<A>(top[step + c])) +
+                y1 * (x0 * static_cast<A>(bottom[c]) + x1 * static_cast<A>(bottom[step + c]));
+  }
+
+  TEXVLM_HD void finish(int64_t b, const TapSum& sum) const {
+    if (sum.query < 0) return;
+    const int64_t channels = C ? C : texture.channels;
+    T* to = out + (b * count + sum.query) * channels;
+    for (int64_t c = 0; c < channels; ++c) to[c] = static_cast<T>(sum.sum[c] / static_cast<A>(sum.taps));
+  }
+#endif
 };
 
 template <class T, int C>

@@ -108,6 +108,26 @@ TEXVLM_HD void sample_lod_query(const TextureView<const T>& texture, const Query
     copy_nearest(texture, reducers, nearest, b, nearest_texel(u, v, lod, texture.levels, address), c0, c1, to);
 }
 
+#if defined(TEXVLM_HOST_LOOPS)
+// Both rows of two texels, to the line in which they end.
+template <class T, class A>
+TEXVLM_HD void fetch_ahead(const T* texels, int64_t channels, const LevelTaps<A>& taps) {
+  const int64_t bytes = 2 * channels * static_cast<int64_t>(sizeof(T));
+  for (int i = 0; i < kBlock; ++i) {
+    const char* top = reinterpret_cast<const char*>(texels + minimum(taps.top[i], taps.top[i] + taps.step[i]));
+    const char* bottom = reinterpret_cast<const char*>(texels + minimum(taps.bottom[i], taps.bottom[i] + taps.step[i]));
+    for (int64_t at = 0; at < bytes; at += kLineBytes) {
+      TEXVLM_PREFETCH(top + at);
+      TEXVLM_PREFETCH(bottom + at);
+    }
+    if (bytes > static_cast<int64_t>(sizeof(T))) {
+      TEXVLM_PREFETCH(top + bytes - 1);
+      TEXVLM_PREFETCH(bottom + bytes - 1);
+    }
+  }
+}
+#endif
+
 template <class T, int C>
 struct SampleLod {
   using A = Acc<T>;
@@ -159,23 +179,6 @@ struct SampleLod {
 
   TEXVLM_HD static void guard(const LevelTaps<A>& taps, int64_t last, int* slow) {
     for (int i = 0; i < kBlock; ++i) slow[i] |= maximum(taps.top[i], taps.bottom[i]) + maximum<int64_t>(taps.step[i], 0) > last;
-  }
-
-  // Both rows of two texels, to the line in which they end.
-  TEXVLM_HD static void fetch_ahead(const T* texels, int64_t channels, const LevelTaps<A>& taps) {
-    const int64_t bytes = 2 * channels * static_cast<int64_t>(sizeof(T));
-    for (int i = 0; i < kBlock; ++i) {
-      const char* top = reinterpret_cast<const char*>(texels + minimum(taps.top[i], taps.top[i] + taps.step[i]));
-      const char* bottom = reinterpret_cast<const char*>(texels + minimum(taps.bottom[i], taps.bottom[i] + taps.step[i]));
-      for (int64_t at = 0; at < bytes; at += kLineBytes) {
-        TEXVLM_PREFETCH(top + at);
-        TEXVLM_PREFETCH(bottom + at);
-      }
-      if (bytes > static_cast<int64_t>(sizeof(T))) {
-        TEXVLM_PREFETCH(top + bytes - 1);
-        TEXVLM_PREFETCH(bottom + bytes - 1);
-      }
-    }
   }
 
   TEXVLM_HD void apply(int64_t b, int64_t n, int valid, const BlockTaps<A>& taps) const {

@@ -183,8 +183,8 @@ struct SampleLodAdjoint {
     }
     if (!grad_uv && !grad_lod) return;
     const T* texels = texture.data + picture * texture.batch_stride;
-    SampleLod<T, C>::fetch_ahead(texels, channels, taps.near);
-    if (taps.two) SampleLod<T, C>::fetch_ahead(texels, channels, taps.far);
+    fetch_ahead(texels, channels, taps.near);
+    if (taps.two) fetch_ahead(texels, channels, taps.far);
   }
 
   // Query i of the block.
