@@ -86,11 +86,11 @@ def compare(bench: Bench, channels: int) -> dict[str, float]:
     """Each table's ratio to the best peer."""
     image = torch.rand(1, channels, SIDE, SIDE)
     texture = texvlm.Texture(image)
-    bands = texvlm.laplacian_pyramid(texture)
+    bands = texvlm.laplacian_decompose(texture)
     peers = opencv(image[0]) if channels == 3 else {}
     calls: dict[str, dict[str, Call]] = {
-        BANDS: {US: lambda: texvlm.laplacian_pyramid(texture)},
-        WHOLE: {US: lambda: texvlm.laplacian_pyramid(texvlm.generate_mipmaps(image))},
+        BANDS: {US: lambda: texvlm.laplacian_decompose(texture)},
+        WHOLE: {US: lambda: texvlm.laplacian_decompose(texvlm.generate_mipmaps(image))},
         BACK: {US: lambda: texvlm.laplacian_reconstruct(bands)},
     }
     for name, layout in ((NCHW, torch.contiguous_format), (LAST, torch.channels_last)):
@@ -118,7 +118,7 @@ def backward(bench: Bench, channels: int) -> float:
     texture = texvlm.Texture(torch.rand(1, channels, SIDE, SIDE))
     leaf = texture.data.requires_grad_()
     mine, weights = texture.replace(leaf), torch.rand(texture.data.shape)
-    calls: dict[str, Call] = {US: lambda: torch.autograd.grad(texvlm.laplacian_pyramid(mine).data, leaf, weights)}
+    calls: dict[str, Call] = {US: lambda: torch.autograd.grad(texvlm.laplacian_decompose(mine).data, leaf, weights)}
     for name, layout in ((NCHW, torch.contiguous_format), (LAST, torch.channels_last)):
         levels = [texture.level(i).detach().clone(memory_format=layout).requires_grad_() for i in range(LEVELS)]
         incoming = [torch.rand_like(level) for level in levels]
