@@ -166,7 +166,6 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
 
 }  // namespace
 
-TEXVLM_KERNELS(m) { m.impl("optical_flow", optical_flow); }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("optical_flow", torch::autograd::autogradNotImplementedFallback()); }
+TEXVLM_OPS(ops) { ops.op<optical_flow>("optical_flow"); }
 
 }  // namespace texvlm

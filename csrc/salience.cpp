@@ -212,7 +212,7 @@ Tensor saliency(const Tensor& image, Maybe previous) {
   return out;
 }
 
-std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& image, std::array<bool, 2> mask, Maybe previous) {
+std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& image, Maybe previous, std::array<bool, 2> mask) {
   const char* op = "saliency_backward";
   const Picture picture = picture_of(op, image, previous);
   check_shape(op, "grad", grad, "[B, H, W]", {picture.batch(), picture.height(), picture.width()});
@@ -223,49 +223,11 @@ std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& i
           mask[1] && picture.previous.defined() ? previous_gradient(picture.previous, to) : Tensor()};
 }
 
-// ---- autograd ----
-
-Tensor call_saliency(const Tensor& image, Maybe previous) {
-  static const auto op = op_handle<Tensor(const Tensor&, Maybe)>("texvlm::saliency");
-  return op.call(image, previous);
-}
-
-std::tuple<Tensor, Tensor> call_backward(const Tensor& grad, const Tensor& image, std::array<bool, 2> mask, Maybe previous) {
-  static const auto op = op_handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::array<bool, 2>, Maybe)>(
-      "texvlm::saliency_backward");
-  return op.call(grad, image, mask, previous);
-}
-
-struct Saliency : torch::autograd::Function<Saliency> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, Maybe previous) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({image, given(previous)});
-    return call_saliency(image, previous);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    const auto [image, previous] = call_backward(
-        grads[0], saved[0], {ctx->needs_input_grad(0), saved[1].defined() && ctx->needs_input_grad(1)}, maybe(saved[1]));
-    return {cast_like(image, saved[0]), cast_like(previous, saved[1])};
-  }
-};
-
-Tensor saliency_autograd(const Tensor& image, Maybe previous) {
-  const Tensor other = given(previous);
-  if (records({&image, &other})) return Saliency::apply(image, previous);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_saliency(image, previous);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("saliency", saliency);
-  m.impl("saliency_backward", saliency_backward);
-}
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("saliency", saliency_autograd);
-  m.impl("saliency_backward", torch::autograd::autogradNotImplementedFallback());
+TEXVLM_OPS(ops) {
+  ops.differentiable<saliency>("saliency");
+  ops.op<saliency_backward>("saliency_backward");
 }
 
 }  // namespace texvlm

@@ -170,8 +170,9 @@ void check_labels(const char* op, const Tensor& labels, std::initializer_list<in
   check_levels(op, labels.size(1), labels.size(2), 1);
 }
 
-Tensor superpixel_channels(const Tensor& labels, int64_t n) {
+Tensor superpixel_channels(const Tensor& labels, Size size) {
   const char* op = "superpixel_channels";
+  const int64_t n = size;
   check_labels(op, labels, {-1, -1, -1});
   TEXVLM_CHECK(n >= 1, op, "n", "at least 1", n);
   const int64_t batch = labels.size(0), height = labels.size(1), width = labels.size(2);
@@ -216,15 +217,10 @@ Tensor boundaries(const Tensor& image, const Tensor& labels) {
 
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("superpixels", superpixels);
-  m.impl("superpixel_channels", superpixel_channels);
-  m.impl("boundaries", boundaries);
-}
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("superpixels", torch::autograd::autogradNotImplementedFallback());
-  m.impl("superpixel_channels", torch::autograd::autogradNotImplementedFallback());
-  m.impl("boundaries", torch::autograd::autogradNotImplementedFallback());
+TEXVLM_OPS(ops) {
+  ops.op<superpixels>("superpixels");
+  ops.op<superpixel_channels>("superpixel_channels");
+  ops.op<boundaries>("boundaries");
 }
 
 }  // namespace texvlm

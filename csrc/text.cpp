@@ -85,7 +85,6 @@ Tensor text_regions(const Tensor& image, const Tensor& weights) {
 
 }  // namespace
 
-TEXVLM_KERNELS(m) { m.impl("text_regions", text_regions); }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("text_regions", torch::autograd::autogradNotImplementedFallback()); }
+TEXVLM_OPS(ops) { ops.op<text_regions>("text_regions"); }
 
 }  // namespace texvlm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -71,15 +71,33 @@ def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., 
     return register
 
 
-def gradient_fakes(mask: Sequence[bool], *inputs: Tensor | None, dtype: torch.dtype | None = None) -> tuple[Tensor | None, ...]:
-    """The outputs of a `*_backward` fake: contiguous, as large as the inputs, None where the mask asks for nothing or nothing is.
+def fake_gradients(name: str, dtype: Callable[[torch.dtype], torch.dtype] | None = None, **like: str) -> None:
+    """Registers the fake of `torch.ops.texvlm.<name>_backward`, which its schema tells.
 
-    In the inputs' dtypes, or in this one: gradients of pictures are in `acc_dtype`.
+    A result grad_x is contiguous and as large as the argument x, or another that `like` names, in its dtype or what `dtype` makes of it;
+    None where the mask asks for nothing or nothing is. In a list, which holds no None, it is empty then.
     """
-    return tuple(
-        t.new_empty(t.shape, dtype=dtype or t.dtype) if wanted and t is not None else None
-        for t, wanted in zip(inputs, mask, strict=True)
+    schema = getattr(ops, f"{name}_backward").default._schema
+
+    def shapes(*args: Any) -> Any:
+        given = dict(zip((a.name for a in schema.arguments), args, strict=True))
+        wanted = iter(given["mask"])
+
+        def gradient(of: Tensor | None) -> Tensor | None:
+            return of.new_empty(of.shape, dtype=dtype and dtype(of.dtype)) if next(wanted) and of is not None else None
+
+        def result(argument: Any) -> Any:
+            if not isinstance(argument, (list, tuple)):
+                return gradient(argument)
+            return [t if (t := gradient(of)) is not None else of.new_empty(0, dtype=torch.float32) for of in argument]
+
+        names = [r.name.removeprefix("grad_") for r in schema.returns]
+        return tuple(result(given[like.get(n, n)]) for n in names)
+
+    shapes.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(a.name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for a in schema.arguments]
     )
+    fake(f"{name}_backward")(shapes)
 
 
 def texel_dtype(image: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:

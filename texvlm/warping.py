@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
+from texvlm._ext import acc_dtype, fake, fake_gradients, ops, texel_dtype
 from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def _(planes: Tensor, flow: Tensor, fill: float = 0.0, occlusion: Tensor | None 
     return planes.new_empty(planes.shape)
 
 
-@fake("warp_backward")
-def _(grad: Tensor, planes: Tensor, flow: Tensor, mask: list[bool], occlusion: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, planes, flow)
+fake_gradients("warp")
 
 
 @fake("motion")
@@ -86,13 +84,4 @@ def _(image: Tensor, previous: Tensor, flow: Tensor | None = None, occlusion: Te
     return image.new_empty((batch, height, width), dtype=texel_dtype(image))
 
 
-@fake("motion_backward")
-def _(
-    grad: Tensor,
-    image: Tensor,
-    previous: Tensor,
-    mask: list[bool],
-    flow: Tensor | None = None,
-    occlusion: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, image, previous, flow, dtype=acc_dtype(image.dtype))
+fake_gradients("motion", dtype=acc_dtype)
