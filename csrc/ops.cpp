@@ -30,7 +30,7 @@ TORCH_LIBRARY(texvlm, m) {
         ", str filter=\"trilinear\", str address=\"clamp\") -> Tensor",
         compliant);
   m.def("sample_lod_backward(Tensor grad, Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
-        ", str filter, str address, bool[3] mask) -> (Tensor grad_data, Tensor grad_uv, Tensor grad_lod)",
+        ", str filter, str address, *, bool[3] mask) -> (Tensor grad_data, Tensor grad_uv, Tensor grad_lod)",
         compliant);
 
   // footprint: ddx, ddy [B, N, 2] in uv units per pixel -> [B, N, C]
@@ -38,7 +38,7 @@ TORCH_LIBRARY(texvlm, m) {
         ", int max_anisotropy=16, str address=\"clamp\") -> Tensor",
         compliant);
   m.def("sample_grad_backward(Tensor grad, Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
-        ", int max_anisotropy, str address, bool[4] mask) "
+        ", int max_anisotropy, str address, *, bool[4] mask) "
         "-> (Tensor grad_data, Tensor grad_uv, Tensor grad_ddx, Tensor grad_ddy)",
         compliant);
 
@@ -56,7 +56,7 @@ TORCH_LIBRARY(texvlm, m) {
         ", int size=16, str address=\"clamp\", Tensor? axes=None) -> Tensor",
         compliant);
   m.def("extract_patches_backward(Tensor grad, Tensor data, Tensor center, Tensor lod, " TEXVLM_TEXTURE
-        ", int size, str address, Tensor? axes, bool[4] mask) "
+        ", int size, str address, Tensor? axes, *, bool[4] mask) "
         "-> (Tensor grad_data, Tensor grad_center, Tensor grad_lod, Tensor grad_axes)",
         compliant);
 
@@ -66,7 +66,7 @@ TORCH_LIBRARY(texvlm, m) {
       compliant);
   m.def(
       "fovea_tokens_backward(Tensor grad_uv, Tensor grad_lod, Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, "
-      "SymInt height, SymInt width, int levels, bool[4] mask) "
+      "SymInt height, SymInt width, int levels, *, bool[4] mask) "
       "-> (Tensor grad_fixation, Tensor grad_offsets, Tensor grad_m0, Tensor grad_e0)",
       compliant);
 
@@ -76,7 +76,7 @@ TORCH_LIBRARY(texvlm, m) {
 
   // salience: image [B, 3, H, W] in [0, 1], previous alike -> [B, H, W] in [0, 1]
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
-  m.def("saliency_backward(Tensor grad, Tensor image, Tensor? previous, bool[2] mask) -> (Tensor grad_image, Tensor grad_previous)",
+  m.def("saliency_backward(Tensor grad, Tensor image, Tensor? previous, *, bool[2] mask) -> (Tensor grad_image, Tensor grad_previous)",
         compliant);
 
   // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
@@ -86,13 +86,13 @@ TORCH_LIBRARY(texvlm, m) {
   // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W]
   m.def("warp(Tensor planes, Tensor flow, float fill=0., Tensor? occlusion=None) -> Tensor", compliant);
   m.def(
-      "warp_backward(Tensor grad, Tensor planes, Tensor flow, Tensor? occlusion, bool[2] mask) "
+      "warp_backward(Tensor grad, Tensor planes, Tensor flow, Tensor? occlusion, *, bool[2] mask) "
       "-> (Tensor grad_planes, Tensor grad_flow)",
       compliant);
   // image, previous [B, 3, H, W] -> |luma - luma of previous, moved by flow| [B, H, W]; not moved where occluded
   m.def("motion(Tensor image, Tensor previous, Tensor? flow=None, Tensor? occlusion=None) -> Tensor", compliant);
   m.def(
-      "motion_backward(Tensor grad, Tensor image, Tensor previous, Tensor? flow, Tensor? occlusion, bool[3] mask) "
+      "motion_backward(Tensor grad, Tensor image, Tensor previous, Tensor? flow, Tensor? occlusion, *, bool[3] mask) "
       "-> (Tensor grad_image, Tensor grad_previous, Tensor grad_flow)",
       compliant);
 
@@ -103,7 +103,7 @@ TORCH_LIBRARY(texvlm, m) {
       "Tensor? base=None) -> Tensor",
       compliant);
   m.def(
-      "gaussian_splat_backward(Tensor grad, Tensor out, Tensor points, Tensor weights, float sigma, float keep, bool[3] mask) "
+      "gaussian_splat_backward(Tensor grad, Tensor out, Tensor points, Tensor weights, float sigma, float keep, *, bool[3] mask) "
       "-> (Tensor grad_points, Tensor grad_weights, Tensor grad_base)",
       compliant);
   // planes [B, h, w], read bilinearly at the pixels of height x width -> [B, H, W]
@@ -129,7 +129,7 @@ TORCH_LIBRARY(texvlm, m) {
       compliant);
   m.def(
       "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, Tensor[] given, "
-      "int[] given_channels, Tensor? previous, Tensor? fixation, bool[] mask) "
+      "int[] given_channels, Tensor? previous, Tensor? fixation, *, bool[] mask) "
       "-> (Tensor grad_image, Tensor grad_previous, Tensor grad_fixation, Tensor[] grad_given)",
       compliant);
 

@@ -79,9 +79,9 @@ def fake_gradients(name: str, dtype: Callable[[torch.dtype], torch.dtype] | None
     """
     schema = getattr(ops, f"{name}_backward").default._schema
 
-    def shapes(*args: Any) -> Any:
-        given = dict(zip((a.name for a in schema.arguments), args, strict=True))
-        wanted = iter(given["mask"])
+    def shapes(*args: Any, mask: list[bool]) -> Any:
+        given = dict(zip((a.name for a in schema.arguments), args))
+        wanted = iter(mask)
 
         def gradient(of: Tensor | None) -> Tensor | None:
             return of.new_empty(of.shape, dtype=dtype and dtype(of.dtype)) if next(wanted) and of is not None else None
@@ -94,9 +94,8 @@ def fake_gradients(name: str, dtype: Callable[[torch.dtype], torch.dtype] | None
         names = [r.name.removeprefix("grad_") for r in schema.returns]
         return tuple(result(given[like.get(n, n)]) for n in names)
 
-    shapes.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(a.name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for a in schema.arguments]
-    )
+    kinds = {True: inspect.Parameter.KEYWORD_ONLY, False: inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    shapes.__signature__ = inspect.Signature([inspect.Parameter(a.name, kinds[a.kwarg_only]) for a in schema.arguments])  # type: ignore[attr-defined]
     fake(f"{name}_backward")(shapes)
 
 

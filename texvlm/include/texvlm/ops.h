@@ -227,7 +227,7 @@ inline std::tuple<Tensor, Tensor> superpixels(const Tensor& image, int64_t n = 5
 
 // labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture.
 inline Tensor superpixel_channels(const Tensor& labels, int64_t n) {
-  using Signature = Tensor(const Tensor&, int64_t);
+  using Signature = Tensor(const Tensor&, c10::SymInt);
   static const auto op = detail::op<Signature>("texvlm::superpixel_channels");
   return op.call(labels, n);
 }
