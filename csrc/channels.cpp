@@ -16,7 +16,7 @@
 namespace texvlm {
 namespace {
 
-// Reducers of all channels of CHANNELS.
+// Reducers as CHANNELS (texvlm/channels.py) has them: a test compares the two.
 std::vector<std::string> reducers_of(at::IntArrayRef channels) {
   std::vector<std::string> names;
   for (const int64_t c : channels) {
