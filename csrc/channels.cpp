@@ -11,12 +11,13 @@
 #include "autograd.h"
 #include "distance.h"
 #include "pyramid.h"
+#include "reduce.h"
 #include "salience.h"
 
 namespace texvlm {
 namespace {
 
-// Reducers of all channels of CHANNELS.
+// Reducers as CHANNELS (texvlm/channels.py) has them: a test compares the two.
 std::vector<std::string> reducers_of(at::IntArrayRef channels) {
   std::vector<std::string> names;
   for (const int64_t c : channels) {
@@ -211,12 +212,9 @@ void add_contrast_adjoint(const Picture& picture, const Tensor& grad, const Tens
 template <class A>
 Tensor fixation_gradient(const Tensor& grad, const Tensor& fixation) {  // grad [B, H, W]
   const int64_t batch = grad.size(0), height = grad.size(1), width = grad.size(2);
-  const Tensor rows = new_tensor({batch, height, 2}, at::kDouble, grad.device());
   Tensor out = new_tensor({batch, 2}, fixation.scalar_type(), grad.device());
-  for_each_item<EccentricityAdjoint, A>(grad.device(), batch, height, width, plane_view<A>(grad), pointer<const A>(fixation),
-                                        pointer<double>(rows), height, width);
-  for_each_item<FixationAdjoint, A>(grad.device(), batch, int64_t{2}, height, pointer<const double>(rows), pointer<A>(out),
-                                    height, width);
+  for_each_plane_reduced<FixationAdjoint, A>(grad.device(), batch, height, width, 8, plane_view<A>(grad),
+                                             pointer<const A>(fixation), pointer<A>(out), height, width);
   return out;
 }
 

@@ -83,10 +83,11 @@ TORCH_LIBRARY(texvlm, m) {
   // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`
   m.def("optical_flow(Tensor previous, Tensor current, int? finest=None) -> (Tensor, Tensor)", compliant);
 
-  // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W]
-  m.def("warp(Tensor planes, Tensor flow, float fill=0., Tensor? occlusion=None) -> Tensor", compliant);
+  // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W];
+  // what is occluded is filled, or with fill = None stays where it is
+  m.def("warp(Tensor planes, Tensor flow, float? fill=0., Tensor? occlusion=None) -> Tensor", compliant);
   m.def(
-      "warp_backward(Tensor grad, Tensor planes, Tensor flow, Tensor? occlusion, *, bool[2] mask) "
+      "warp_backward(Tensor grad, Tensor planes, Tensor flow, float? fill, Tensor? occlusion, *, bool[2] mask) "
       "-> (Tensor grad_planes, Tensor grad_flow)",
       compliant);
   // image, previous [B, 3, H, W] -> |luma - luma of previous, moved by flow| [B, H, W]; not moved where occluded

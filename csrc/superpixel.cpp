@@ -7,6 +7,7 @@
 #include "cuda/superpixel.h"
 #include "launch.h"
 #include "picture.h"
+#include "reduce.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -21,9 +22,8 @@ struct Plan {
 Plan plan_of(int64_t height, int64_t width, int64_t n) {
   const auto side = [](int64_t size, int level) { return std::max<int64_t>(1, size >> level); };
   Plan p{};
-  while ((std::max(height, width) >> (p.level + 1)) > 0 &&
-         side(height, p.level + 1) * side(width, p.level + 1) / kPixelsEach >= n)
-    ++p.level;
+  const int top = level_count(height, width) - 1;
+  while (p.level < top && side(height, p.level + 1) * side(width, p.level + 1) / kPixelsEach >= n) ++p.level;
   const int64_t h = side(height, p.level), w = side(width, p.level);
   const int64_t wanted = std::max(n, std::min<int64_t>(kCellsEach * n, kMostCells));
   const double square = static_cast<double>(wanted) * static_cast<double>(h) / static_cast<double>(w);
@@ -131,8 +131,9 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   const Tensor weights = new_tensor({batch, 3}, at::kLong, device);
   const Weights usual{place_weight(cells, kCompactness, count), place_weight(cells, kMergeCompactness, wanted),
                       kBorderCost * kLabUnits * kLabUnits};
-  for_each_item<PictureWeights, int64_t>(device, batch, int64_t{1}, 6 * count, cells, pointer<const int64_t>(r.model), usual,
-                                         pointer<Weights>(weights));
+  for_each_row_reduced<true>(
+      device, batch, count, 8,
+      PictureWeights<int64_t, 0>{cells, pointer<const int64_t>(r.model), usual, pointer<Weights>(weights)});
   for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {
     move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 32, cells, weights);
     measure();

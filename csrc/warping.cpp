@@ -32,16 +32,16 @@ FlowField<A> flow_field(const Tensor& flow, const Tensor& occlusion, int64_t hei
   return {image_view<const A>(flow), plane_view<bool>(occlusion), flow.size(2), flow.size(3), height, width, stay};
 }
 
-// planes [B, C, H, W] moved by the flow.
-Tensor moved(const Tensor& planes, const Tensor& flow, const Tensor& occlusion, double fill, bool stay) {
+// planes [B, C, H, W] moved by the flow; what has no source is filled, or without a fill stays.
+Tensor moved(const Tensor& planes, const Tensor& flow, const Tensor& occlusion, std::optional<double> fill) {
   const int64_t batch = planes.size(0), channels = planes.size(1), height = planes.size(2), width = planes.size(3);
   Tensor out = new_tensor(planes.sizes(), planes.scalar_type(), planes.device());
   dispatch_texel(planes.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = Acc<T>;
     for_each_pixel<Warp, T>(planes.device(), {batch, 0, height, 0, width}, Work{channels, 8 * channels},
-                            image_view<const T>(planes), flow_field<A>(flow, occlusion, height, width, stay), pointer<T>(out),
-                            channels, static_cast<A>(fill));
+                            image_view<const T>(planes), flow_field<A>(flow, occlusion, height, width, !fill), pointer<T>(out),
+                            channels, static_cast<A>(fill.value_or(0)));
   });
   return out;
 }
@@ -90,19 +90,19 @@ void check_planes(const char* op, const Tensor& planes, const Tensor& flow, cons
   check_flow(op, flow, occlusion, planes.size(0), acc_dtype(planes.scalar_type()), planes);
 }
 
-Tensor warp(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
+Tensor warp(const Tensor& planes, const Tensor& flow, std::optional<double> fill, Maybe occlusion) {
   check_planes("warp", planes, flow, given(occlusion));
-  return moved(planes, flow, given(occlusion), fill, false);
+  return moved(planes, flow, given(occlusion), fill);
 }
 
-std::tuple<Tensor, Tensor> warp_backward(const Tensor& grad, const Tensor& planes, const Tensor& flow, Maybe occlusion,
-                                         std::array<bool, 2> mask) {
+std::tuple<Tensor, Tensor> warp_backward(const Tensor& grad, const Tensor& planes, const Tensor& flow, std::optional<double> fill,
+                                         Maybe occlusion, std::array<bool, 2> mask) {
   const char* op = "warp_backward";
   check_planes(op, planes, flow, given(occlusion));
   TEXVLM_CHECK(grad.sizes() == planes.sizes(), op, "grad", "of the shape of planes, " + shape_of(planes), shape_of(grad));
   check_dtype(op, "grad", grad, planes.scalar_type(), " (as the planes)");
   check_same_device(op, "grad", grad, planes);
-  auto [to_planes, to_flow] = moved_backward(grad, planes, flow, given(occlusion), false, mask);
+  auto [to_planes, to_flow] = moved_backward(grad, planes, flow, given(occlusion), !fill, mask);
   return {mask[0] ? to_planes.to(planes.scalar_type()) : to_planes, to_flow};
 }
 
@@ -124,7 +124,7 @@ Lumas lumas(const char* op, const Tensor& image, const Tensor& previous, const T
   l.before_moved = l.before;
   if (flow.defined()) {
     check_flow(op, flow, occlusion, image.size(0), l.luma.scalar_type(), image);
-    l.before_moved = moved(l.before.unsqueeze(1), flow, occlusion, 0., true).squeeze(1);
+    l.before_moved = moved(l.before.unsqueeze(1), flow, occlusion, std::nullopt).squeeze(1);
   }
   return l;
 }

@@ -159,44 +159,33 @@ TEXVLM_HD A eccentricity_at(const Fixation<A>& f, int64_t y, int64_t x) {
   return f.is_finite ? std::sqrt(dx * dx + dy * dy) / f.far : A(0);
 }
 
-// Adjoint, item n: row n's share of the gradient of the fixation in pixels, out [B, H, 2].
-template <class T, int C>
-struct EccentricityAdjoint {
-  ImageView<const T> grad;  // channel 0
-  const T* uv;
-  double* out;
-  int64_t height, width;
-
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    const Fixation<T> f = fixation_of(uv, b, height, width);
-    double sum_x = 0, sum_y = 0;
-    for (int64_t x = 0; f.is_finite && x < width; ++x) {
-      const T dx = static_cast<T>(x) + T(0.5) - f.x, dy = static_cast<T>(n) + T(0.5) - f.y;
-      const T d = std::sqrt(dx * dx + dy * dy), g = grad.at(b, 0, n, x), toward = d > T(0) ? g / (d * f.far) : T(0);
-      const T shrink = g * d / (f.far * f.far * f.far);
-      sum_x -= static_cast<double>(toward * dx + shrink * f.far_x * f.sign_x);
-      sum_y -= static_cast<double>(toward * dy + shrink * f.far_y * f.sign_y);
-    }
-    out[(b * height + n) * 2] = sum_x;
-    out[(b * height + n) * 2 + 1] = sum_y;
-  }
-};
-
-// Item n: coordinate n of each picture's fixation, from the rows.
+// Adjoint: the gradient of the fixation, out [B, 2].
 template <class T, int C>
 struct FixationAdjoint {
-  const double* rows;  // [B, H, 2]
-  T* out;              // [B, 2]
+  template <int N>
+  using Part = Sums<double, 2, N>;
+  ImageView<const T> grad;  // channel 0
+  const T* uv;
+  T* out;
   int64_t height, width;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    double sum = 0;
-    for (int64_t y = 0; y < height; ++y) sum += rows[(b * height + y) * 2 + n];
-    out[b * 2 + n] = static_cast<T>(sum * static_cast<double>(n ? height : width));
+  template <class P>
+  TEXVLM_HD void add(int64_t b, int64_t y, int64_t x, int n, P& to) const {
+    const Fixation<T> f = fixation_of(uv, b, height, width);
+    if (!f.is_finite) return;
+    for (int j = 0; j < n; ++j) {
+      const T dx = static_cast<T>(x + j) + T(0.5) - f.x, dy = static_cast<T>(y) + T(0.5) - f.y;
+      const T d = std::sqrt(dx * dx + dy * dy), g = grad.at(b, 0, y, x + j), toward = d > T(0) ? g / (d * f.far) : T(0);
+      const T shrink = g * d / (f.far * f.far * f.far);
+      to.of[0][j] -= static_cast<double>(toward * dx + shrink * f.far_x * f.sign_x);
+      to.of[1][j] -= static_cast<double>(toward * dy + shrink * f.far_y * f.sign_y);
+    }
+  }
+  TEXVLM_HD void finish(int64_t b, const Part<1>& total) const {
+    out[b * 2] = static_cast<T>(total.of[0][0] * static_cast<double>(width));
+    out[b * 2 + 1] = static_cast<T>(total.of[1][0] * static_cast<double>(height));
   }
 };
-
-// ---- the threshold of the distance ----
 
 // ---- level 0 ----
 
@@ -349,7 +338,10 @@ struct ChannelTexels {
       const int64_t height = texture.levels.height[0], width = texture.levels.width[0], channels = list.count;
       const Fixation<A> fixation = fixation_of(planes.fixation, b, height, width);
       bool wants_low = false;
-      for (int c = 0; c < list.count; ++c) wants_low = wants_low || list.id[c] == kHighPass || list.id[c] == kLowPass;
+      for (int c = 0; c < list.count; ++c) {
+        const int id = list.id[c];
+        wants_low = wants_low || ((id == kHighPass || id == kLowPass) && !planes.given[id].plane);
+      }
       A v[kMaxChannels][kRun], low[kRun];
       EnlargedRun<A> run;
       for (int64_t x = x0; x < x1; x += kRun) {

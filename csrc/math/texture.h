@@ -9,6 +9,13 @@ constexpr int kMaxLevels = 32;
 
 enum class Reducer : uint8_t { mean = 0, max = 1, min = 2, mode = 3 };
 
+// Levels of a full pyramid: 1 + floor(log2(max(height, width))).
+inline int level_count(int64_t height, int64_t width) {
+  int count = 1;
+  while (count < kMaxLevels && (maximum(height, width) >> count) > 0) ++count;
+  return count;
+}
+
 // The level table is a pure function of (height, width, levels): level l has max(1, H >> l) x max(1, W >> l) texels.
 struct Levels {
   int count;

@@ -186,10 +186,11 @@ inline std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Ten
   return op.call(previous, current, finest);
 }
 
-// planes [B, C, H, W] as they lie now: out(p) = planes(p + flow(p)); flow [B, 2, h, w]. Differentiable in planes and flow.
-inline Tensor warp(const Tensor& planes, const Tensor& flow, double fill = 0,
+// planes [B, C, H, W] as they lie now: out(p) = planes(p + flow(p)); flow [B, 2, h, w]. What is occluded is filled, or
+// without a fill stays where it is. Differentiable in planes and flow.
+inline Tensor warp(const Tensor& planes, const Tensor& flow, std::optional<double> fill = 0,
                    const std::optional<Tensor>& occlusion = std::nullopt) {
-  using Signature = Tensor(const Tensor&, const Tensor&, double, const std::optional<Tensor>&);
+  using Signature = Tensor(const Tensor&, const Tensor&, std::optional<double>, const std::optional<Tensor>&);
   static const auto op = detail::op<Signature>("texvlm::warp");
   return op.call(planes, flow, fill, occlusion);
 }
