@@ -68,7 +68,7 @@ class Formula {
   GradientRule rule;
   int64_t number;  // in all()
   mutable std::optional<c10::OperatorHandle> forward, backward;
-  mutable size_t gradients = 0;          // leading arguments of `backward`: of the results that are floats
+  mutable size_t gradients = 1;          // leading arguments of `backward`
   mutable std::vector<size_t> arguments; // that the results of `backward` belong to
 
  private:
@@ -84,19 +84,8 @@ class Formula {
       TORCH_INTERNAL_ASSERT(i < of.size(), other, " returns ", result.name(), ", which is no gradient of an argument of ", name);
       arguments.push_back(i);
     }
-    gradients = 0;
-    for (const c10::Argument& a : backward->schema().arguments())
-      if (gradients < forward->schema().returns().size() && !rule.arguments.count(a.name()) && !named(a.name())) {
-        ++gradients;
-      } else {
-        break;
-      }
-  }
-  bool named(const std::string& name) const {
-    for (const auto* list : {&forward->schema().arguments(), &forward->schema().returns()})
-      for (const c10::Argument& a : *list)
-        if (a.name() == name) return true;
-    return false;
+    const auto& wanted = backward->schema().arguments();
+    for (gradients = 1; gradients < wanted.size() && wanted[gradients].name().rfind("grad", 0) == 0;) ++gradients;
   }
 
   mutable std::once_flag once_;

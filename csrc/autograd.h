@@ -9,10 +9,11 @@
 // The functions are the kernels. They are plain C++: an argument is what it is in the schema, but `Size` stands for a SymInt, and
 // `const TextureArgs&` for the four arguments of a texture.
 //
-// How the gradients of op `f` are reached. `f_backward` takes the gradients of the results (of those that are not integers) first, then what it
-// needs, by name: an argument that is called as one of f's arguments or results is handed that one; `mask` says which of its
-// results are wanted. It returns the gradients of the arguments that its results are named after (grad_uv: uv), or without
-// names, of the first tensor. So a new parameter of f and f_backward is a change of their schemas and kernels alone.
+// How the gradients of op `f` are reached. The first argument of `f_backward`, and those after it that are called grad..., are the
+// gradients of the first results. Then comes what it needs, by name: an argument that is called as one of f's arguments or results is
+// handed that one, and keyword `mask` says which of its own results are wanted. It returns the gradients of the arguments that
+// its results are named after (grad_uv: uv), or without names, of the first tensor. So a new parameter of f and f_backward is a
+// change of their schemas and kernels alone.
 #pragma once
 
 #include <ATen/FuncTorchTLS.h>
