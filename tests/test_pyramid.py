@@ -241,6 +241,7 @@ def test_cache_of_output_memory() -> None:
     assert texvlm.cached_bytes() == 0
 
 
+@pytest.mark.alone
 def test_import_is_quick() -> None:
     code = "import time, torch; t = time.perf_counter(); import texvlm; print(time.perf_counter() - t)"
     seconds = min(
