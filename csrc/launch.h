@@ -90,8 +90,9 @@ constexpr bool kFast = !std::is_same_v<T, double>;
 template <class T>
 constexpr bool kConstantChannels = std::is_same_v<T, float>;
 
-// One loop, compiled for x86-64-v4 (AVX-512), v3 (AVX2) and the baseline.
+// One loop, compiled for x86-64-v4 (AVX-512), v3 (AVX2) and, without a constant channel count, the baseline.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(TEXVLM_NO_ISA_DISPATCH)
+#define TEXVLM_DISPATCHES_ISA 1
 #define TEXVLM_ISA_DISPATCH(name)                                                                   \
   template <int C, class... A>                                                                      \
   __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void name##_v4(const A&... a) { \
@@ -105,11 +106,12 @@ constexpr bool kConstantChannels = std::is_same_v<T, float>;
   void name##_any(const A&... a) {                                                                  \
     if constexpr (Fast) {                                                                           \
       if (isa() == Isa::v4) return name##_v4<C>(a...);                                              \
-      if (isa() == Isa::v3) return name##_v3<C>(a...);                                              \
+      if (C != 0 || isa() == Isa::v3) return name##_v3<C>(a...); /* see with_channels */            \
     }                                                                                               \
-    name<C>(a...);                                                                                  \
+    if constexpr (C == 0 || !Fast) name<C>(a...);                                                   \
   }
 #else
+#define TEXVLM_DISPATCHES_ISA 0
 #define TEXVLM_ISA_DISPATCH(name)                \
   template <int C, bool Fast = true, class... A> \
   void name##_any(const A&... a) {               \
@@ -129,10 +131,12 @@ void parallel(int64_t count, int64_t elements_each, const Body& body) {
 
 }  // namespace host
 
-// body(std::integral_constant<int, C>) with the channel count as a constant where there is a specialised loop for it.
+// body(std::integral_constant<int, C>) with the channel count as a constant where there is a specialised loop for it: not for
+// the baseline of x86-64, which processors of the last ten years do not run.
 template <class T, class Body>
 void with_channels(int64_t channels, const Body& body) {
   if constexpr (host::kConstantChannels<T>) {
+    if (TEXVLM_DISPATCHES_ISA && host::isa() == host::Isa::base) return body(std::integral_constant<int, 0>{});
     if (channels == 1) return body(std::integral_constant<int, 1>{});
     if (channels == 3) return body(std::integral_constant<int, 3>{});
     if (channels == 4) return body(std::integral_constant<int, 4>{});

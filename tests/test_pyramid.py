@@ -233,6 +233,7 @@ def test_inference_mode_texture_in_training_is_refused_in_one_line() -> None:
         texture.data.requires_grad_()
 
 
+@pytest.mark.alone
 def test_import_is_quick() -> None:
     code = "import time, torch; t = time.perf_counter(); import texvlm; print(time.perf_counter() - t)"
     seconds = min(

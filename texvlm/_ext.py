@@ -8,20 +8,21 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-from torch import Tensor
+from texvlm import _load
 
 try:
+    import torch
+    from torch import Tensor
+
+    _load.extension()
     from texvlm import _C
-except ImportError as error:
+except Exception as error:  # a torch that does not load fails in many ways
     if sys.argv[:2] == ["-m", "doctor"]:  # `python -m texvlm doctor` is there for exactly this
         from texvlm.cli import doctor
 
         raise SystemExit(doctor.run()) from None
-    raise ImportError(
-        f"texvlm's compiled extension does not load ({error}). It is built for one version of PyTorch: you run {torch.__version__}. "
-        "Build it again with: pip install --no-build-isolation --force-reinstall --no-deps ."
-    ) from error
+    why, advice = _load.explain(error)
+    raise ImportError(f"texvlm's compiled extension does not load: {why}. What helps: {advice}") from error
 
 ops = torch.ops.texvlm
 
