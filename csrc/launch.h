@@ -39,18 +39,24 @@ namespace host {
 enum class Isa { base, v3, v4 };
 TEXVLM_API Isa isa();  // of this processor, asked once
 
-template <class F, class = void>
-struct HasRow : std::false_type {};
-template <class F>
-struct HasRow<F, std::void_t<decltype(&F::row)>> : std::true_type {};
-template <class F, class = void>
-struct HasScratch : std::false_type {};
-template <class F>
-struct HasScratch<F, std::void_t<decltype(&F::scratch_bytes)>> : std::true_type {};
-template <class F, class = void>
-struct HasBlock : std::false_type {};
-template <class F>
-struct HasBlock<F, std::void_t<decltype(&F::block)>> : std::true_type {};
+// Whether F has a member of this name, whatever its type: one that does not fit the loops is an error where they call it, instead
+// of a slow loop without it. (A name that two bases have is ambiguous.)
+#define TEXVLM_HAS_MEMBER(Has, name)                   \
+  template <class F>                                   \
+  struct Has {                                         \
+    struct Other {                                     \
+      int name;                                        \
+    };                                                 \
+    struct Both : F, Other {};                         \
+    template <class B>                                 \
+    static std::false_type test(decltype(&B::name)*);  \
+    template <class B>                                 \
+    static std::true_type test(...);                   \
+    static constexpr bool value = decltype(test<Both>(nullptr))::value; \
+  }
+TEXVLM_HAS_MEMBER(HasRow, row);
+TEXVLM_HAS_MEMBER(HasScratch, scratch_bytes);
+TEXVLM_HAS_MEMBER(HasBlock, block);
 
 template <int C, class F>
 TEXVLM_HD void texel_rows(const F& f, const Rect& r, int64_t channels, int64_t begin, int64_t end) {
