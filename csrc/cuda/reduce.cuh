@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(F f, int64_t row
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     typename F::template Part<1> part;
     part.clear();
-    for (int64_t x = threadIdx.x; x < count; x += kReduceThreads) f.add(row, x, 1, part);
+    for (int64_t x = threadIdx.x; x < count; x += blockDim.x) f.add(row, x, 1, part);
     const auto total = block_join(part);
     if (threadIdx.x == 0) f.finish(row, total);
   }
@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(F f, int64_t row
 
 template <class F>
 void launch_rows_reduced(const F& f, int64_t rows, int64_t count, void* stream) {
-  const unsigned warps = static_cast<unsigned>(minimum<int64_t>(kReduceGroups, ceil_div(maximum<int64_t>(count, 1), kLanes)));
-  launch(reduce_kernel<F>, dim3(at_most(rows, 1 << 20)), dim3(warps * kLanes), 0, stream, f, rows, count);
+  launch(reduce_kernel<F>, dim3(at_most(rows, 1 << 20)), dim3(reduce_groups(count) * kLanes), 0, stream, f, rows, count);
 }
 
 // Instantiates a functor of rows, or of planes.

@@ -84,9 +84,16 @@ struct ImageToTexels {
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       const int64_t channels = C ? C : texture.channels;
       int64_t x = x0;
+      T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
+      const S* TEXVLM_RESTRICT in = &image.at(b, 0, y, 0);
+      if (image.stride_c == 1 && image.stride_x == channels) {  // texels already: one run of values
+        constexpr int N = 8;
+        int64_t i = x0 * channels;
+        for (; i + N <= x1 * channels; i += N) store_lanes<Acc<T>, N>(out + i, scaled(load_lanes<Acc<T>, N>(in + i)));
+        for (; i < x1 * channels; ++i) out[i] = static_cast<T>(scaled(static_cast<Acc<T>>(in[i])));
+        return;
+      }
       if (image.stride_x == 1) {
-        T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
-        const S* TEXVLM_RESTRICT in = &image.at(b, 0, y, 0);
         if constexpr (C == 3) {
           const S *TEXVLM_RESTRICT red = in, *TEXVLM_RESTRICT green = in + image.stride_c,
                                    *TEXVLM_RESTRICT blue = in + 2 * image.stride_c;

@@ -1,7 +1,7 @@
 // Rows reduced to a few numbers, in one order on every device and for every number of threads.
 //
-// Place x of a row counts in lane x % 32 of group x / 32 % 8; the lanes of a group are added up as a tree, the groups one after
-// another. CUDA gives a group to a warp, the host takes it in vectors.
+// Place x of a row counts in lane x % 32 of group x / 32 % G; the lanes of a group are added up as a tree, the groups one after
+// another. G, 1 to 8, follows from the length of the row. CUDA gives a group to a warp, the host takes it in vectors.
 //
 // A functor has
 //   Part<N>                 a template, N lanes of partial results: clear(), and join(at, from, first, count), which brings lanes
@@ -16,6 +16,7 @@
 namespace texvlm {
 
 constexpr int kReduceLanes = 32, kReduceGroups = 8;
+TEXVLM_HD int reduce_groups(int64_t count) { return static_cast<int>(clamp<int64_t>(count / 128, 1, kReduceGroups)); }
 
 // K sums.
 template <class S, int K, int N>
@@ -68,11 +69,12 @@ template <class F>
 TEXVLM_HD void reduce_row(const F& f, int64_t row, int64_t count) {
   typename F::template Part<1> total;
   total.clear();
-  for (int64_t first = 0; first < minimum<int64_t>(count, kReduceLanes * kReduceGroups); first += kReduceLanes) {
+  const int64_t width = kReduceLanes * reduce_groups(count);
+  for (int64_t first = 0; first < width; first += kReduceLanes) {
     typename F::template Part<kReduceLanes> part;
     part.clear();
     int64_t x = first;
-    for (; x + kReduceLanes <= count; x += kReduceLanes * kReduceGroups) f.add(row, x, kReduceLanes, part);
+    for (; x + kReduceLanes <= count; x += width) f.add(row, x, kReduceLanes, part);
     if (x < count) f.add(row, x, static_cast<int>(count - x), part);
     for (int step = kReduceLanes / 2; step > 0; step /= 2) part.join(0, part, step, step);
     total.join(0, part, 0, 1);

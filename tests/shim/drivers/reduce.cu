@@ -91,7 +91,7 @@ void planes(int64_t h, int64_t w) {
 }  // namespace
 
 int main() {
-  for (const int64_t count : {1, 31, 32, 33, 255, 256, 257, 700}) rows(count);
+  for (const int64_t count : {1, 31, 32, 33, 255, 256, 257, 1100}) rows(count);
   planes(1, 1);
   planes(5, 70);
   planes(90, 3);
