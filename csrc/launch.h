@@ -2,7 +2,8 @@
 //
 // A functor is a template <class T, int C> POD struct. C is the channel count when it is known at compile time (1, 3, 4), or 0.
 //   texels:  operator()(b, y, x, c0, c1)             optionally row(b, y, x0, x1): the same for a run of texels, all channels;
-//            or row(b, y, x0, x1, scratch) beside scratch_bytes(): the same with work memory of its own
+//            or row(b, y, x0, x1, scratch) beside scratch_bytes(): the same with work memory of its own;
+//            or instead of both pixels<N>(b, y, x, n): see scalar.h
 //   queries: operator()(b, n, c0, c1)                 optionally block(b, n0, n1)
 // The host calls it row by row with [0, C); CUDA gives each thread a slice of 4 channels. The host loops are compiled once per
 // instruction set and chosen at run time, so a wheel built anywhere is fast everywhere.
@@ -39,21 +40,6 @@ namespace host {
 enum class Isa { base, v3, v4 };
 TEXVLM_API Isa isa();  // of this processor, asked once
 
-// Whether F has a member of this name, whatever its type: one that does not fit the loops is an error where they call it, instead
-// of a slow loop without it. (A name that two bases have is ambiguous.)
-#define TEXVLM_HAS_MEMBER(Has, name)                   \
-  template <class F>                                   \
-  struct Has {                                         \
-    struct Other {                                     \
-      int name;                                        \
-    };                                                 \
-    struct Both : F, Other {};                         \
-    template <class B>                                 \
-    static std::false_type test(decltype(&B::name)*);  \
-    template <class B>                                 \
-    static std::true_type test(...);                   \
-    static constexpr bool value = decltype(test<Both>(nullptr))::value; \
-  }
 TEXVLM_HAS_MEMBER(HasRow, row);
 TEXVLM_HAS_MEMBER(HasScratch, scratch_bytes);
 TEXVLM_HAS_MEMBER(HasBlock, block);
@@ -69,6 +55,9 @@ TEXVLM_HD void texel_rows(const F& f, const Rect& r, int64_t channels, int64_t b
       f.row(b, y, r.x0, r.x1, static_cast<void*>(scratch.data()));
     } else if constexpr (HasRow<F>::value) {
       f.row(b, y, r.x0, r.x1);
+    } else if constexpr (HasPixels<F>::value) {
+      for (int64_t x = r.x0; x < r.x1; x += kRun)
+        f.template pixels<kRun>(b, y, x, static_cast<int>(minimum<int64_t>(kRun, r.x1 - x)));
     } else {
       for (int64_t x = r.x0; x < r.x1; ++x) f(b, y, x, int64_t{0}, C ? int64_t{C} : channels);
     }
