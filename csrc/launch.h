@@ -25,7 +25,14 @@ namespace texvlm {
 
 // Whether the CUDA kernels run for tensors of this device. In builds with TEXVLM_EMULATE (see tests/shim) they can be asked to
 // run on the host, for CPU tensors.
+#if defined(TEXVLM_WITH_CUDA)
 bool on_cuda(c10::Device device);
+#else
+inline bool on_cuda(c10::Device device) {
+  if (device.is_cuda()) cuda::not_built();
+  return false;  // known to the compiler: what would be launched is not linked
+}
+#endif
 
 // The stream of PyTorch on this device, as a pointer that a torch-free .cu understands.
 void* current_stream(c10::Device device);
