@@ -99,13 +99,14 @@ Tensor generate_mipmaps_backward(const Tensor& grad, const TextureArgs& of, Mayb
   }
   const at::ScalarType acc = acc_dtype(grad.scalar_type());
   Tensor image = new_tensor({batch, channels, height, width}, acc, grad.device());
-  const Levels upper = table.count > 1 ? make_levels(table.height[1], table.width[1], table.count - 1) : Levels{};
-  const Tensor work = new_tensor({batch, upper.texels, channels}, acc, grad.device());
+  const int64_t fine = height * width;  // texels of level 0, which the work memory has not
+  const Tensor work = new_tensor({batch, table.texels - fine, channels}, acc, grad.device());
   dispatch_texel(grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto incoming = texture_view<const T>(packed, table);
-    const auto pyramid = texture_view<const T>(needs_data ? *data : packed, table);
-    const auto accumulated = texture_view<Acc<T>>(work, upper);
+    const auto pyramid = texels<const T>(needs_data ? *data : packed);
+    auto accumulated = texels<Acc<T>>(work);
+    accumulated.data -= fine * channels;
     const auto out = image_view<Acc<T>>(image);
     const int last = table.count - 1;
     for_each_texel<MipAdjointSeed, T>(grad.device(), {batch, 0, table.height[last], 0, table.width[last]}, channels, incoming,

@@ -78,10 +78,8 @@ Stages stages(const Picture& picture) {
   s.length = new_tensor({batch, s.h, s.w}, dtype, device);
   dispatch_plane(s.length, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
-                                                               : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
     for_each_pixel<SalienceFeatures, T>(device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32},
-                                        texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level,
+                                        texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous), s.colour_level,
                                         texture_view<T>(s.features, s.feature_levels));
     build_mipmaps(s.features, s.feature_levels, check_reducers("saliency", kMean, 1));
     for_each_pixel<SaliencePlanes, T>(device, s.places(), Work{1, 32}, texture_view<const T>(s.features, s.feature_levels),
@@ -157,13 +155,11 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     const Tensor to_texture = new_zeros(s.features.sizes(), dtype, device);
     const SaliencePlanes<T, 0> planes{texture_view<const T>(s.features, s.feature_levels), s.feature_level(), nullptr};
     for_each_pixel<SaliencePlanesAdjoint, T>(device, s.places(), Work{1, 64}, planes, pointer<const T>(to_steps[0]),
-                                             texture_view<T>(to_texture, s.feature_levels));
+                                             texels<T>(to_texture));
     const Tensor to_features =  // [kFeatures B, 1, h, w]
         mips_backward.call(to_texture, fine_h, fine_w, mean, s.feature_levels.count, std::nullopt).contiguous();
     const Tensor to_x = new_tensor(to_colours.sizes(), dtype, device), to_y = new_tensor(to_colours.sizes(), dtype, device);
-    const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
-                                                               : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
-    const SalienceFeatures<T, 0> forward{texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level, {}};
+    const SalienceFeatures<T, 0> forward{texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous), s.colour_level, {}};
     for_each_pixel<SalienceFeaturesAdjoint, T>(
         device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32}, forward, pointer<const T>(to_features), pointer<T>(to_x),
         pointer<T>(to_y), pointer<T>(to_colours), to_previous.defined() ? pointer<T>(to_previous) : static_cast<T*>(nullptr));

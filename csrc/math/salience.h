@@ -108,12 +108,13 @@ TEXVLM_HD Turn<A> turn_of(A xx, A yy, A xy) {
 // Level 0 of the texture of features, 7 B planes: red, green, blue, strength and orientation of edges, change of luma.
 template <class T, int C>
 struct SalienceFeatures {
-  TextureView<const T> colours, previous;  // previous: null data if there is none
+  TextureView<const T> colours;
+  Texels<const T> previous;  // null data if there is none
   int level;
   TextureView<T> out;
 
-  TEXVLM_HD const T* plane(const TextureView<const T>& texture, int64_t b, int c) const {
-    return texture.texel(3 * b + c, level, 0, 0);
+  TEXVLM_HD const T* plane(const Texels<const T>& texels, int64_t b, int c) const {
+    return texels.texel(colours.levels, 3 * b + c, level, 0, 0);
   }
   TEXVLM_HD int64_t height() const { return colours.levels.height[level]; }
   TEXVLM_HD int64_t width() const { return colours.levels.width[level]; }
@@ -224,14 +225,14 @@ template <class T, int C>
 struct SaliencePlanesAdjoint {
   SaliencePlanes<T, C> forward;  // its `out` is not used
   const T* grad;                 // [B, kFeatures, h, w]
-  TextureView<T> out;
+  Texels<T> out;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     const int64_t h = forward.features.levels.height[forward.level], w = forward.features.levels.width[forward.level];
     const T* g = grad + b * kFeatures * h * w + y * w + x;
     const Triple<T> rgb{{forward.line(b, 0, y)[x], forward.line(b, 1, y)[x], forward.line(b, 2, y)[x]}};
     const Triple<T> to = lab_adjoint(rgb, Triple<T>{{g[0], g[h * w], g[2 * h * w]}});
-    for (int k = 0; k < kFeatures; ++k) *out.texel(kFeatures * b + k, forward.level, y, x) = k < 3 ? to.v[k] : g[k * h * w];
+    for (int k = 0; k < kFeatures; ++k) *out.texel(forward.features.levels, kFeatures * b + k, forward.level, y, x) = k < 3 ? to.v[k] : g[k * h * w];
   }
 };
 
