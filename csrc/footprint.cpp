@@ -8,9 +8,12 @@
 #include "fixed.h"
 #include "launch.h"
 #include "queries.h"
+#include "scatter.h"
 
 namespace texvlm {
 namespace {
+
+constexpr int64_t kTapsExpected = 4;  // of a footprint, to say what is worth a second thread
 
 Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, const TextureArgs& of,
                    int64_t max_anisotropy, c10::string_view address) {
@@ -39,8 +42,10 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
   check_same_device(op, "grad", grad, data);
   const at::Device device = data.device();
   const at::ScalarType acc = acc_dtype(data.scalar_type());
+  const int64_t pictures = data.size(0), queries = batch * count;
+  const bool banded = !on_cuda(device) && host::worth_banding(queries, kTapsExpected, pictures);
   Tensor grads[4];
-  if (mask[0]) grads[0] = new_zeros(data.sizes(), acc, device);
+  if (mask[0]) grads[0] = banded ? new_tensor(data.sizes(), acc, device) : new_zeros(data.sizes(), acc, device);
   for (int i = 1; i < 4; ++i)
     if (mask[i]) grads[i] = new_zeros({batch, count, 2}, acc, device);
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -54,18 +59,26 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
     const int most = static_cast<int>(max_anisotropy);
     if (on_cuda(device)) {
       const c10::DeviceGuard guard(device);
-      const FixedSums fixed(grad, grads[0], batch * count);
-      const SampleGradAdjoint<T, 0> f{texture, view, incoming, to[0], to[1], to[2], to[3], count, in.reducers, most, in.address};
+      const FixedSums fixed(grad, grads[0], queries);
+      const SampleGradAdjoint<T, 0> f{texture, view,  incoming,    to[0], to[1],      to[2],
+                                      to[3],   count, in.reducers, most,  in.address, nullptr};
       cuda::sample_grad_adjoint(f, batch, fixed.view, current_stream(device));
       return fixed.template add_to<A>(grads[0]);
     }
-    const auto run = [&](A* texels, A* uv_, A* ddx_, A* ddy_) {
-      if (!texels && !uv_ && !ddx_ && !ddy_) return;
-      for_each_query_on_host<SampleGradAdjoint, T>(batch, count, 4 * channels, channels, texels != nullptr, texture, view,
-                                                   incoming, texels, uv_, ddx_, ddy_, count, in.reducers, most, in.address);
-    };
-    run(nullptr, to[1], to[2], to[3]);  // the scatter runs in one thread, in the order of the queries
-    run(to[0], nullptr, nullptr, nullptr);
+    if (to[1] || to[2] || to[3])
+      for_each_query_on_host<SampleGradAdjoint, T>(batch, count, kTapsExpected * 8 * channels, channels, false, texture, view,
+                                                   incoming, static_cast<A*>(nullptr), to[1], to[2], to[3], count, in.reducers,
+                                                   most, in.address, static_cast<const TapLine<A>*>(nullptr));
+    if (!to[0] || channels == 0) return;
+    const std::unique_ptr<TapLine<A>[]> lines(new TapLine<A>[queries]);
+    const FootprintKeys<A> find{view, in.table, pictures > 1, count, most, in.address, lines.get()};
+    const auto lists = banded ? host::list_by_bands(in.table, pictures, queries, channels * static_cast<int64_t>(sizeof(A)),
+                                                    FootprintKeys<A>::kPairs, find)
+                              : host::one_list(queries);
+    for (int64_t q = 0; q < queries && !banded; ++q) find.line(q);
+    host::scatter_by_bands<SampleGradAdjoint, T>(
+        lists, in.table, channels, to[0], texture, view, incoming, to[0], static_cast<A*>(nullptr), static_cast<A*>(nullptr),
+        static_cast<A*>(nullptr), count, in.reducers, most, in.address, static_cast<const TapLine<A>*>(lines.get()));
   });
   if (mask[0]) grads[0] = grads[0].to(data.scalar_type());
   return {grads[0], grads[1], grads[2], grads[3]};

@@ -1,11 +1,12 @@
 // Host code of the stem `patches`: square patches of a texture, any centre, LOD and axes.
-#include "math/patches.h"
+#include "math/patches_adjoint.h"
 
 #include "autograd.h"
 #include "cuda/patches.h"
 #include "fixed.h"
 #include "launch.h"
 #include "queries.h"
+#include "scatter.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -82,8 +83,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
   check_same_device(op, "grad", grad, data);
   const at::ScalarType acc = acc_dtype(data.scalar_type());
   const auto zeros = [&](bool wanted, at::IntArrayRef sizes) { return wanted ? new_zeros(sizes, acc, data.device()) : Tensor(); };
-  Tensor texels = zeros(mask[0], data.sizes()), grad_center = zeros(mask[1], p.center.sizes()),
-         grad_lod = zeros(mask[2], p.lod.sizes());
+  const int64_t pictures = data.size(0), queries = p.batch * p.count;
+  const bool banded = mask[0] && !on_cuda(data.device()) && host::worth_banding(queries, size * size, pictures);
+  Tensor texels = banded ? new_tensor(data.sizes(), acc, data.device()) : zeros(mask[0], data.sizes()),
+         grad_center = zeros(mask[1], p.center.sizes()), grad_lod = zeros(mask[2], p.lod.sizes());
   Tensor grad_axes = zeros(mask[3] && p.axes.defined(), {p.batch, p.count, 2, 2});
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -101,10 +104,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
       cuda::patches_adjoint(f, p.batch, fixed.view, current_stream(data.device()));
       return fixed.template add_to<A>(texels);
     }
-    // Patches share texels, so the host scatters in one thread; gradients of the frames are each patch's own.
-    for_each_query_on_host<ExtractPatchesAdjoint, T>(p.batch, p.count, size * size * p.channels, p.channels, texels.defined(),
-                                                     texture, p.grid<A>(), p.reducers, incoming, target, maybe(grad_center),
-                                                     maybe(grad_lod), maybe(grad_axes));
+    const TextureView<A> none{nullptr, 0, 0, p.levels};
+    if (grad_center.defined() || grad_lod.defined() || grad_axes.defined())
+      for_each_query_on_host<ExtractPatchesAdjoint, T>(p.batch, p.count, size * size * p.channels, p.channels, false, texture,
+                                                       p.grid<A>(), p.reducers, incoming, none, maybe(grad_center),
+                                                       maybe(grad_lod), maybe(grad_axes));
+    if (!mask[0] || p.channels == 0) return;
+    const PatchKeys<A> find{p.grid<A>(), p.levels, pictures > 1};
+    const auto lists = banded ? host::list_by_bands(p.levels, pictures, queries, p.channels * static_cast<int64_t>(sizeof(A)),
+                                                    PatchKeys<A>::kPairs, find)
+                              : host::one_list(queries);
+    A* const no = nullptr;
+    host::scatter_by_bands<ExtractPatchesAdjoint, T>(lists, p.levels, p.channels, maybe(texels), texture, p.grid<A>(), p.reducers,
+                                                     incoming, target, no, no, no);
   });
   if (texels.defined()) texels = texels.to(data.scalar_type());
   return {texels, grad_center, grad_lod, grad_axes};

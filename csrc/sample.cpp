@@ -46,7 +46,7 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
   const at::Device device = data.device();
   const at::ScalarType acc = acc_dtype(data.scalar_type());
 
-  const bool banded = mask[0] && !on_cuda(device) && channels > 0 && host::worth_banding(queries, pictures);
+  const bool banded = mask[0] && !on_cuda(device) && channels > 0 && host::worth_banding(queries, 1, pictures);
   Tensor grad_data, grad_uv, grad_lod;
   if (mask[0]) {
     grad_data = banded ? new_tensor(data.sizes(), acc, device) : new_zeros(data.sizes(), acc, device);
@@ -71,8 +71,10 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
       if (to_data) fixed.template add_to<A>(grad_data);
     } else if (banded) {
       const SampleKeys<A> find{view, in.table, pictures > 1, count, in.filter, in.address};
-      host::scatter_by_bands<SampleLodAdjoint, T>(in.table, pictures, queries, channels, find, to_data, texture, view, incoming,
-                                                  to_data, to_uv, to_lod, count, in.reducers, in.filter, in.address);
+      const auto lists =
+          host::list_by_bands(in.table, pictures, queries, channels * static_cast<int64_t>(sizeof(A)), find.pairs(), find);
+      host::scatter_by_bands<SampleLodAdjoint, T>(lists, in.table, channels, to_data, texture, view, incoming, to_data, to_uv,
+                                                  to_lod, count, in.reducers, in.filter, in.address);
     } else {
       for_each_query_on_host<SampleLodAdjoint, T>(batch, count, 4 * channels, channels, mask[0], texture, view, incoming, to_data,
                                                   to_uv, to_lod, count, in.reducers, in.filter, in.address);

@@ -10,6 +10,7 @@
 #include "autograd.h"
 #include "launch.h"
 #include "picture.h"
+#include "scatter.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -46,6 +47,35 @@ Tensor moved(const Tensor& planes, const Tensor& flow, const Tensor& occlusion, 
   return out;
 }
 
+// Gradient of the planes, on the CPU.
+template <class T, class A>
+Tensor scatter_planes(const FlowField<A>& field, const ImageView<const T>& grad, const Tensor& planes) {
+  const int64_t batch = planes.size(0), channels = planes.size(1), height = planes.size(2), width = planes.size(3);
+  const int64_t runs = WarpRows<A>::runs(height, width), queries = batch * channels * runs;
+  const bool banded = host::worth_banding(queries, kRun, batch * channels);
+  const at::ScalarType acc = acc_dtype(planes.scalar_type());
+  const Tensor out = banded ? new_tensor(planes.sizes(), acc, planes.device()) : new_zeros(planes.sizes(), acc, planes.device());
+  if (planes.numel() == 0) return out;
+  const Levels level = make_levels(height, width, 1);
+  const std::unique_ptr<int32_t[]> rows(new int32_t[banded ? 2 * batch * runs : 0]);
+  const WarpRows<A> find{field, rows.get()};
+  if (banded)
+    host::parallel(batch * runs, 8 * kRun, [&](int64_t begin, int64_t end) {
+      host::query_range_any<0, host::kFast<T>>(find, runs, int64_t{1}, begin, end);
+    });
+  const auto bands_of = [&](const BandTable& bands, int64_t begin, int64_t end, int32_t* to) {
+    for (int64_t q = begin; q < end; ++q, to += 2) {
+      const int64_t plane = q / runs, first = plane * bands.total;
+      const int32_t* const y = rows.get() + (plane / channels * runs + q % runs) * 2;
+      for (int k = 0; k < 2; ++k) to[k] = y[0] < 0 ? -1 : static_cast<int32_t>(first + bands.of(0, y[k]));
+    }
+  };
+  const auto lists =
+      banded ? host::list_by_bands(level, batch * channels, queries, sizeof(A), 1, bands_of) : host::one_list(queries);
+  host::run_bands<0, host::kFast<T>>(WarpAdjoint<T, 0>{field, grad, pointer<A>(out), channels}, lists, level, 1, pointer<A>(out));
+  return out;
+}
+
 // Adjoint: gradients of the planes and of the flow, in the arithmetic's dtype.
 std::tuple<Tensor, Tensor> moved_backward(const Tensor& grad, const Tensor& planes, const Tensor& flow, const Tensor& occlusion,
                                           bool stay, std::array<bool, 2> mask) {
@@ -60,13 +90,12 @@ std::tuple<Tensor, Tensor> moved_backward(const Tensor& grad, const Tensor& plan
     const auto incoming = image_view<const T>(grad);
     if (mask[0]) {
       if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::warp_backward");
-      to_planes = new_zeros(planes.sizes(), acc, device);
-      if (on_cuda(device)) {  // a thread a pixel; the host takes a plane at a time, so that nothing is written by two threads
+      if (on_cuda(device)) {
+        to_planes = new_zeros(planes.sizes(), acc, device);
         for_each_query<WarpAdjoint, T>(device, batch, channels * height * width, 1, false, field, incoming, pointer<A>(to_planes),
                                        channels);
       } else {
-        for_each_query_on_host<WarpAdjoint, T>(batch, channels, height * width, 1, false, field, incoming, pointer<A>(to_planes),
-                                               channels);
+        to_planes = scatter_planes<T>(field, incoming, planes);
       }
     }
     if (mask[1]) {

@@ -28,7 +28,8 @@ def sample_grad(
         ddx: [B, N, 2], how uv changes from a pixel to its right neighbour.
         ddy: [B, N, 2], how uv changes from a pixel to the one below.
         max_anisotropy: the most taps for one footprint, 1 to 1024. 1 is isotropic.
-        address: "clamp", "wrap", "mirror" or "border", for each tap by itself; see `sample_lod`.
+        address: "clamp", "wrap", "mirror" or "border", for each tap by itself; see `sample_lod`, as for texels
+            of weight 0, which do not count.
 
     Channels with the reducer mode are the nearest texel at uv of the level nearest to the LOD. A query with a NaN or infinite
     coordinate or footprint (also in pixels) gives NaN in all its channels.

@@ -10,7 +10,7 @@ When it pays. Filling the array reads and writes every texel once, about as much
 What it costs in accuracy. Weights have 8 fractional bits, and so has the LOD. A sample is off by at most 3/512 of the contrast of the
     texels it blends (1/512 for each axis and for the levels); at multiples of 1/256 of a texel and whole LODs it is exact. Footprints are
     filtered as the hardware sees fit, several percent off ours for long ones. Texels that are not finite can spread to samples
-    that give them no weight.
+    that give them no weight; on the CPU they do not.
 Gradients are those of the exact interpolant, by the native backward kernels: a weight in 8 bits has no useful derivative.
 Memory. Arrays lie outside torch's allocator and its statistics: see `texture_cache_stats`. At most $TEXVLM_TEXTURE_CACHE_MB (1024) are
     kept, beside the array in use. A captured CUDA graph keeps the array it writes to until the graph is destroyed; arrays and samplers

@@ -37,6 +37,8 @@ def extract_patches(
             vectors (rotation, stretch, shear). The LOD of the samples does not depend on it.
         address: "clamp", "wrap", "mirror" or "border" (zero).
 
+    Texels of weight 0 do not count, whatever they hold: see `sample_lod`.
+
     Returns:
         [B, N, C, size, size] in the texels' dtype, contiguous.
 

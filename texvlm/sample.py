@@ -29,9 +29,12 @@ def sample_lod(
         uv: [B, N, 2], (u, v) = (x, y); the picture is [0, 1] x [0, 1], outside of it `address` decides. Any strides.
         lod: [B, N], or what broadcasts to it, or a number. Never copied.
         filter: "nearest": the nearest texel of the nearest level, floor(clamp(lod) + 0.5). "bilinear": four texels of the nearest
-            level. "trilinear": the two levels around lod, each bilinear; the second is not read where lod is a whole number, so
-            values there that are not finite do not matter.
+            level. "trilinear": the two levels around lod, each bilinear; the second is not read where lod is a whole number.
         address: what texels outside are: "clamp" the edge, "wrap" periodic, "mirror" reflected with the edge repeated, "border" zero.
+
+    A texel of weight 0 does not count, whatever it holds (NaN, infinity), and its gradient receives nothing; zeros of the address mode
+    "border" do not count either. Other values that are not finite propagate as IEEE arithmetic has it. `sample_grad`,
+    `extract_patches`, `score_cells` and `warp` keep the same rule.
 
     Channels with the reducer mode are always the nearest texel of the nearest level. A query with a NaN or infinite coordinate gives
     NaN in all its channels. Coordinates are computed in float32, float64 beside float64 texels.
@@ -67,7 +70,7 @@ def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float, name: str = "uv")
     if not isinstance(lod, Tensor):
         if isinstance(lod, bool) or not isinstance(lod, (int, float, torch.SymInt, torch.SymFloat)):
             raise TypeError(f"lod must be a number or a tensor, got {lod!r}")
-        lod = uv.new_full((), lod).expand(shape)
+        lod = torch.full((), lod, dtype=dtype, device=uv.device).expand(shape)  # new_full takes twice as long
     elif lod.dtype != dtype or lod.shape != shape:
         if lod.dim() > len(shape) or any(n not in (1, wanted) for n, wanted in zip(lod.shape[::-1], shape[::-1])):
             raise ValueError(f"lod must be a number, or broadcast to {list(shape)}, [B, N] of uv, got {list(lod.shape)}")

@@ -24,9 +24,10 @@ def warp(planes: Tensor, flow: Tensor, occlusion: Tensor | None = None, fill: fl
         fill: of occluded pixels, and of those whose flow is not finite. None: they stay where they are.
 
     Returns:
-        The planes' shape and dtype; arithmetic in float32 (float64). A place outside reads the nearest border pixel. Differentiable in
-        planes and flow: at a pixel boundary the derivative by the flow is that of the side to the right and below, outside it is 0.
-        Second derivatives raise. On CUDA the gradient of the planes is summed in no fixed order.
+        The planes' shape and dtype; arithmetic in float32 (float64). A place outside reads the nearest border pixel; pixels of
+        weight 0 do not count, whatever they hold (see `sample_lod`), in the flow too. Differentiable in planes and flow: at a pixel
+        boundary the derivative by the flow is that of the side to the right and below, outside it is 0. Second derivatives raise. On
+        CUDA the gradient of the planes is summed in no fixed order.
 
     Raises:
         ValueError: a shape or dtype that does not fit.

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int k = me; k < shape.queries; k += static_cast<int>(blockDim.x)) {
         if (i >= footprints[k].taps) continue;
         const int64_t own_b = (first + k) / f.count, own_n = first + k - own_b * f.count;
-        along[k] = tap_of(footprints[k], i, f.queries.u(own_b, own_n), f.queries.v(own_b, own_n), levels);
+        along[k] = tap_of(line_of(footprints[k], f.queries.u(own_b, own_n), f.queries.v(own_b, own_n), levels), i);
         taps[k] = lod_taps(along[k].u, along[k].v, footprints[k].lod, levels, Filter::trilinear, f.address);
       }
       __syncthreads();
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
       const LodTaps<A>& tap = taps[mine ? q : 0];
       const A t = mine ? tap.level.t : A(0);
       const bool two = mine && tap.level.l1 != tap.level.l0;
-      LevelSums<A> near{}, far{};
+      Corners<A> near{}, far{};
       for (int64_t c0 = 0; c0 < channels; c0 += static_cast<int64_t>(shape.lanes) * W) {  // as many times in all lanes
         const int64_t c = c0 + static_cast<int64_t>(s) * W;
         const bool here = mine && c < channels;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
         scatter_packs(sink, at, channels, here ? tap.near : none, live, A(1) - t, gc);
         if (__any_sync(kAllLanes, t != A(0))) scatter_packs(sink, at, channels, here ? tap.far : none, live && t != A(0), t, gc);
       }
-      if (mine && f.coordinates()) sums.add(along[q], tap.level, near, far, levels);
+      if (mine && f.coordinates()) sums.add(along[q].along, place_grad(tap, near, far, levels));
       __syncthreads();
     }
     if (f.coordinates()) {

@@ -29,34 +29,43 @@ void with_width(int64_t channels, bool aligned, const Body& body) {
 
 namespace {
 
-// The four texels of a bilinear fetch, W channels of each. Under Address::border those outside are read (their numbers are
-// clamped) but do not count.
+// The four texels of a bilinear fetch, W channels of each.
 template <int W, class A, class T>
 __device__ void load_corners(const T* texels, int64_t channels, const Bilinear<A>& q, Corners<A> (&to)[W]) {
   using P = const Pack<T, W>*;
   const Pack<T, W> p00 = *reinterpret_cast<P>(texels + q.t00 * channels), p01 = *reinterpret_cast<P>(texels + q.t01 * channels);
   const Pack<T, W> p10 = *reinterpret_cast<P>(texels + q.t10 * channels), p11 = *reinterpret_cast<P>(texels + q.t11 * channels);
-  const bool x0 = q.x.d0 != A(0), x1 = q.x.d1 != A(0), y0 = q.y.d0 != A(0), y1 = q.y.d1 != A(0);
 #pragma unroll
   for (int w = 0; w < W; ++w)
-    to[w] = {x0 && y0 ? static_cast<A>(p00.v[w]) : A(0), x1 && y0 ? static_cast<A>(p01.v[w]) : A(0),
-             x0 && y1 ? static_cast<A>(p10.v[w]) : A(0), x1 && y1 ? static_cast<A>(p11.v[w]) : A(0)};
+    to[w] = {static_cast<A>(p00.v[w]), static_cast<A>(p01.v[w]), static_cast<A>(p10.v[w]), static_cast<A>(p11.v[w])};
 }
 
-// Adjoint of blend(load_corners(...)): weight times g to the four texels. All lanes of the warp call it.
+// fetch() of W channels, by settled taps.
+template <int W, class A, class T>
+__device__ void fetch_pack(const T* texels, int64_t channels, const LodTaps<A>& q, A (&to)[W]) {
+  Corners<A> near[W], far[W];
+  load_corners(texels, channels, q.near, near);
+  const A t = q.level.t;
+  if (t != A(0)) load_corners(texels, channels, q.far, far);
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+    to[w] = q.near.outside() ? A(0) : blend(near[w], q.near);
+    if (t != A(0)) to[w] = (A(1) - t) * to[w] + t * (q.far.outside() ? A(0) : blend(far[w], q.far));
+  }
+}
+
+// Adjoint of a blend: weight times g to the four texels, nothing where the weight is 0. All lanes of the warp call it.
 template <int W, class A, class Sink>
 __device__ void scatter_packs(const Sink& sink, int64_t at, int64_t channels, const Bilinear<A>& q, bool live, A share,
                               const A (&g)[W]) {
   const int64_t texel[4] = {q.t00, q.t01, q.t10, q.t11};
   const A weight[4] = {q.y.w0 * q.x.w0, q.y.w0 * q.x.w1, q.y.w1 * q.x.w0, q.y.w1 * q.x.w1};
-  const bool inside[4] = {q.x.d0 != A(0) && q.y.d0 != A(0), q.x.d1 != A(0) && q.y.d0 != A(0), q.x.d0 != A(0) && q.y.d1 != A(0),
-                          q.x.d1 != A(0) && q.y.d1 != A(0)};
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     A value[W];
 #pragma unroll
     for (int w = 0; w < W; ++w) value[w] = weight[k] * (share * g[w]);
-    sink.add(live && inside[k], at + texel[k] * channels, value);
+    sink.add(live && weight[k] != A(0), at + texel[k] * channels, value);
   }
 }
 
@@ -72,16 +81,15 @@ __device__ bool load_gradient(const T* g, int64_t stride, int64_t c, const Reduc
   return any;
 }
 
-// What W channels from `c` on of a level tell about the coordinates, added to `sums`; g: their incoming gradient.
+// add_products() of W channels from `c` on; g: their incoming gradient.
 template <int W, class A, class T>
 __device__ void add_level(const T* texels, int64_t c, int64_t channels, const Bilinear<A>& q, const A (&g)[W],
-                          const Reducers& reducers, LevelSums<A>& sums) {
+                          const Reducers& reducers, Corners<A>& sums) {
   Corners<A> corner[W];
   load_corners(texels + c, channels, q, corner);
 #pragma unroll
   for (int w = 0; w < W; ++w)
-    if (!(reducers.any_mode && reducers.of(c + w) == Reducer::mode))
-      SampleLodAdjoint<T, 0>::add_corners(corner[w], q, g[w], sums);
+    if (!(reducers.any_mode && reducers.of(c + w) == Reducer::mode)) add_products(sums, g[w], corner[w]);
 }
 
 // Sum over the lanes of query `q`, in their order.

@@ -13,17 +13,6 @@ namespace {
 
 constexpr int64_t kPatchChannels = 16;  // of a block, where more blocks are wanted
 
-// Corners of a fetch as math/patches.h counts them: outside a border, by weights of zero.
-template <int W, class A, class T>
-__device__ void load_all(const T* texels, int64_t channels, const Bilinear<A>& q, Corners<A> (&to)[W]) {
-  using P = const Pack<T, W>*;
-  const Pack<T, W> p00 = *reinterpret_cast<P>(texels + q.t00 * channels), p01 = *reinterpret_cast<P>(texels + q.t01 * channels);
-  const Pack<T, W> p10 = *reinterpret_cast<P>(texels + q.t10 * channels), p11 = *reinterpret_cast<P>(texels + q.t11 * channels);
-#pragma unroll
-  for (int w = 0; w < W; ++w)
-    to[w] = {static_cast<A>(p00.v[w]), static_cast<A>(p01.v[w]), static_cast<A>(p10.v[w]), static_cast<A>(p11.v[w])};
-}
-
 template <class T, int W>
 __global__ void __launch_bounds__(kThreads) patches_kernel(ExtractPatches<T, 0> f, int64_t all, int64_t parts) {
   using A = Acc<T>;
@@ -41,37 +30,15 @@ __global__ void __launch_bounds__(kThreads) patches_kernel(ExtractPatches<T, 0> 
       continue;
     }
     const T* texels = f.texture.texel(b, 0, 0, 0);
-    const A t = frame.level.t;
-    const Bilinear<A> fine = bilinear(p.u, p.v, f.texture.levels, frame.level.l0, f.grid.address);
-    const Bilinear<A> coarse = t == A(0) ? fine : bilinear(p.u, p.v, f.texture.levels, frame.level.l1, f.grid.address);
+    const LodTaps<A> taps = settled(lod_taps(p.u, p.v, frame.level, f.texture.levels, f.grid.address), f.texture.levels);
     for (int64_t c = c0; c < c1; c += W) {
-      Corners<A> near[W], far[W];
-      load_all(texels + c, channels, fine, near);
-      if (t != A(0)) load_all(texels + c, channels, coarse, far);
+      A value[W];
+      fetch_pack(texels + c, channels, taps, value);
 #pragma unroll
-      for (int w = 0; w < W; ++w) {
-        A value = blend(near[w], fine);
-        if (t != A(0)) value = (A(1) - t) * value + t * blend(far[w], coarse);
-        out[(c + w) * plane] = static_cast<T>(value);
-      }
+      for (int w = 0; w < W; ++w) out[(c + w) * plane] = static_cast<T>(value[w]);
     }
     if (f.reducers.any_mode) f.nearest(texels, frame, p.u, p.v, out, c0, c1);
   }
-}
-
-template <class A>
-__device__ void add_scaled(Corners<A>& sum, A g, const Corners<A>& v, bool skip) {
-  if (skip) return;
-  sum.t00 += g * v.t00;
-  sum.t01 += g * v.t01;
-  sum.t10 += g * v.t10;
-  sum.t11 += g * v.t11;
-}
-
-// What a fetch tells of a sample, from the sums over channels of the gradient times each texel.
-template <class A>
-__device__ PatchSlopes<A> slopes_of(const Corners<A>& s, const Bilinear<A>& q) {
-  return {blend_dx(s, q), blend_dy(s, q), blend(s, q)};
 }
 
 template <class T, int W, class Sink>
@@ -110,16 +77,10 @@ __global__ void __launch_bounds__(kThreads)
           if (t != A(0)) scatter_packs(sink, at, channels, coarse, live, t, gc);
         }
         if (!framed || !here) continue;
-        Corners<A> corner[W];
-        load_all(in + c, channels, fine, corner);
-#pragma unroll
-        for (int w = 0; w < W; ++w) add_scaled(near, gc[w], corner[w], f.skips(c + w));
-        if (!both) continue;
-        load_all(in + c, channels, coarse, corner);
-#pragma unroll
-        for (int w = 0; w < W; ++w) add_scaled(far, gc[w], corner[w], f.skips(c + w));
+        add_level(in, c, channels, fine, gc, f.reducers, near);
+        if (both) add_level(in, c, channels, coarse, gc, f.reducers, far);
       }
-      if (framed && here) f.add_sample(frame, p, slopes_of(near, fine), slopes_of(far, coarse), sum);
+      if (framed && here) f.add_sample(frame, p, place_grad({frame.level, fine, coarse}, near, far, f.texture.levels), sum);
     }
     if (!framed) continue;
     const A total[7] = {block_sum(sum.u),       block_sum(sum.v),       block_sum(sum.lod),    block_sum(sum.axes[0]),

@@ -1,7 +1,7 @@
 // The kernels of the stem `patches`.
 #pragma once
 
-#include "../math/patches.h"
+#include "../math/patches_adjoint.h"
 #include "scatter.h"
 
 namespace texvlm::cuda {

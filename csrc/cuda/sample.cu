@@ -25,14 +25,13 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleLod<T, 0> f, int
       const A u = f.queries.u(b, n), v = f.queries.v(b, n), lod = f.queries.level(b, n);
       usable[i] = finite(u) && finite(v) && finite(lod);
       if (!usable[i]) continue;
-      taps[i] = lod_taps(u, v, lod, f.texture.levels, f.filter, f.address);
+      taps[i] = ExactTaps::at(u, v, lod, f.texture.levels, f.filter, f.address);
       if (f.filter == Filter::nearest || f.reducers.any_mode) nearest[i] = nearest_texel(u, v, lod, f.texture.levels, f.address);
     }
     __syncthreads();
     if (q < shape.queries && first + q < all) {
       const int64_t b = (first + q) / f.count;
       const T* texels = f.texture.data + b * f.texture.batch_stride;
-      const LodTaps<A>& tap = taps[q];
       for (int64_t c = static_cast<int64_t>(s) * W; c < channels; c += static_cast<int64_t>(shape.lanes) * W) {
         Pack<T, W> value;
         if (!usable[q]) {
@@ -40,16 +39,10 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleLod<T, 0> f, int
           for (int w = 0; w < W; ++w) value.v[w] = not_a_number<T>();
         } else {
           if (f.filter != Filter::nearest) {
-            Corners<A> near[W], far[W];
-            load_corners(texels + c, channels, tap.near, near);
-            const A t = tap.level.t;
-            if (t != A(0)) load_corners(texels + c, channels, tap.far, far);
+            A sum[W];
+            fetch_pack(texels + c, channels, taps[q], sum);
 #pragma unroll
-            for (int w = 0; w < W; ++w) {
-              A sum = blend(near[w], tap.near);
-              if (t != A(0)) sum = (A(1) - t) * sum + t * blend(far[w], tap.far);
-              value.v[w] = static_cast<T>(sum);
-            }
+            for (int w = 0; w < W; ++w) value.v[w] = static_cast<T>(sum[w]);
           }
           if (f.filter == Filter::nearest || f.reducers.any_mode) {
 #pragma unroll
@@ -100,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
     const T* g = f.grad.data + b * f.grad.stride_b + n * f.grad.stride_n;
     const LodTaps<A>& tap = taps[mine ? q : 0];
     const bool blended = mine && !whole && tap.level.t != A(0), slope = mine && f.grad_lod && tap.level.slope != A(0);
-    LevelSums<A> near{}, far{};
+    Corners<A> near{}, far{};
     for (int64_t c0 = 0; c0 < channels; c0 += static_cast<int64_t>(shape.lanes) * W) {  // as many times in all lanes
       const int64_t c = c0 + static_cast<int64_t>(s) * W;
       const bool here = mine && c < channels;
@@ -122,9 +115,10 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (coordinates) {
-      partial[0][me] = mine ? f.d_u(tap.level, near, far) : A(0);
-      partial[1][me] = mine ? f.d_v(tap.level, near, far) : A(0);
-      partial[2][me] = slope ? far.value - near.value : A(0);
+      const PlaceGrad<A> d = mine && !whole ? place_grad(tap, near, far, f.texture.levels) : PlaceGrad<A>{};
+      partial[0][me] = d.u;
+      partial[1][me] = d.v;
+      partial[2][me] = slope ? d.lod : A(0);
       __syncthreads();
       for (int i = me; i < shape.queries && first + i < all; i += static_cast<int>(blockDim.x)) {
         if (!usable[i]) continue;

@@ -2,7 +2,7 @@
 // queries that touch it in their order and writes its own rows only.
 #pragma once
 
-#include "texture.h"
+#include "filter.h"
 
 namespace texvlm {
 
@@ -46,6 +46,24 @@ inline BandTable make_bands(const Levels& levels, int64_t bytes_per_texel) {
     t.total += static_cast<int>(bands(shift));
   }
   return t;
+}
+
+// The bands of all taps in one level whose places on the vertical axis lie from v0 to v1, as a pair for scatter.h; bands of
+// earlier pictures come before `first`. Where the rows in between are not in one run, the whole level.
+template <class A>
+inline void bands_between(const BandTable& bands, const Levels& levels, int level, A v0, A v1, Address address, int first,
+                          int32_t* out) {
+  const int h = static_cast<int>(levels.height[level]);
+  int low = 0, high = h - 1;
+  const A begin = minimum(v0, v1), end = maximum(v0, v1);
+  if (finite(v0) && finite(v1)) {
+    const AxisLerp<A> p = axis_lerp(begin, h, address), q = axis_lerp(end, h, address);
+    const bool run = address == Address::clamp || address == Address::border ||
+                     (floor_of(begin) == floor_of(end) && (address == Address::mirror || (p.i0 <= p.i1 && q.i0 <= q.i1)));
+    if (run) low = minimum(minimum(p.i0, p.i1), minimum(q.i0, q.i1)), high = maximum(maximum(p.i0, p.i1), maximum(q.i0, q.i1));
+  }
+  out[0] = first + bands.of(level, low);
+  out[1] = first + bands.of(level, high);
 }
 
 }  // namespace texvlm

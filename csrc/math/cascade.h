@@ -114,7 +114,7 @@ struct ScoreCells {
     }
   }
 
-  // An axis of the grid of samples in the two levels around the LOD, and nearest for channels of the reducer
+  // An axis of the grid of samples in the two levels around the LOD, settled, and nearest for channels of the reducer
   // mode.
   struct Taps {
     AxisLerp<A> fine, coarse;
@@ -125,37 +125,16 @@ struct ScoreCells {
   TEXVLM_HD Taps taps(int64_t at, int64_t i, const int64_t* sizes) const {
     const A step = samples == 1 ? static_cast<A>(i) - A(0.5) : (static_cast<A>(i) + A(0.5)) / static_cast<A>(samples);
     const A u = (static_cast<A>(at) + step) * static_cast<A>(cell) / static_cast<A>(sizes[0]);
-    return {axis_lerp(u, static_cast<int>(sizes[level.l0]), Address::clamp),
-            axis_lerp(u, static_cast<int>(sizes[level.l1]), Address::clamp),
+    return {settled(axis_lerp(u, static_cast<int>(sizes[level.l0]), Address::clamp)),
+            settled(axis_lerp(u, static_cast<int>(sizes[level.l1]), Address::clamp)),
             any_nearest ? axis_nearest(u, static_cast<int>(sizes[nearest_level]), Address::clamp) : 0};
-  }
-
-  // The four texels of a bilinear fetch.
-  struct Corners {
-    const T *p00, *p01, *p10, *p11;
-    AxisLerp<A> y, x;
-
-    TEXVLM_HD A read(int64_t c) const {
-      const A top = x.w0 * static_cast<A>(p00[c]) + x.w1 * static_cast<A>(p01[c]);
-      const A bottom = x.w0 * static_cast<A>(p10[c]) + x.w1 * static_cast<A>(p11[c]);
-      return y.w0 * top + y.w1 * bottom;
-    }
-  };
-  TEXVLM_HD Corners corners(const T* texels, int l, const AxisLerp<A>& y, const AxisLerp<A>& x) const {
-    const int64_t channels = texture.channels, width = texture.levels.width[l];
-    const T* top = texels + (texture.levels.offset[l] + y.i0 * width) * channels;
-    const T* bottom = texels + (texture.levels.offset[l] + y.i1 * width) * channels;
-    return {top + x.i0 * channels, top + x.i1 * channels, bottom + x.i0 * channels, bottom + x.i1 * channels, y, x};
   }
 
   // Channels [first, last) of one sample, interpolated.
   TEXVLM_HD void interpolate(const T* texels, const Taps& y, const Taps& x, int first, int last, A* value) const {
-    const Corners fine = corners(texels, level.l0, y.fine, x.fine);
-    for (int k = first; k < last; ++k) value[k] = fine.read(channel[k]);
-    if (level.t > A(0)) {
-      const Corners coarse = corners(texels, level.l1, y.coarse, x.coarse);
-      for (int k = first; k < last; ++k) value[k] = (A(1) - level.t) * value[k] + level.t * coarse.read(channel[k]);
-    }
+    const LodTaps<A> q{level, joined(x.fine, y.fine, texture.levels, level.l0),
+                       joined(x.coarse, y.coarse, texture.levels, level.l1)};
+    for (int k = first; k < last; ++k) value[k] = fetch(texels + channel[k], texture.channels, q);
     if (any_nearest) {
       const int64_t at = texture.levels.offset[nearest_level] + y.nearest * texture.levels.width[nearest_level] + x.nearest;
       for (int k = first; k < last; ++k)

@@ -1,48 +1,30 @@
 // A coarse plane read bilinearly at the pixels of a finer one, and the adjoint of that, in gather form.
 //
-// Texel centres lie at (i + 0.5) / n on both; beyond the outermost centres the outermost texels continue.
+// Texel centres lie at (i + 0.5) / n on both; beyond the outermost centres the outermost texels continue. Vertically first.
 #pragma once
 
 #include <type_traits>
 
+#include "filter.h"
 #include "luma.h"
 
 namespace texvlm {
-
-// The two texels of an axis of `coarse` texels around the centre of texel i of `fine`, clamped, and their weights.
-template <class A>
-struct AxisEnlarge {
-  int64_t i0, i1;
-  A w0, w1;
-};
-template <class A>
-TEXVLM_HD AxisEnlarge<A> axis_enlarge(int64_t i, int64_t fine, int64_t coarse) {
-  const double ratio = static_cast<double>(coarse) / static_cast<double>(fine);
-  const double at = (static_cast<double>(static_cast<int32_t>(i)) + 0.5) * ratio - 0.5, base = floor(at);
-  const int64_t i0 = static_cast<int32_t>(base);
-  const A w = static_cast<A>(at - base);
-  return {i0 < 0 ? 0 : i0, i0 + 1 < coarse ? i0 + 1 : coarse - 1, A(1) - w, w};
-}
 
 // Where the n pixels of a run read a plane of h x w: kept from channel to channel, since many planes share a size.
 template <class A>
 struct EnlargedRun {
   int64_t h = -1, w = -1;
-  AxisEnlarge<A> y;
+  AxisLerp<A> y;
   int i0[kRun], i1[kRun];
   A weight[kRun];
 
   TEXVLM_HD void set(int64_t row, int64_t x, int n, int64_t height, int64_t width, int64_t new_h, int64_t new_w) {
     if (h == new_h && w == new_w) return;
     h = new_h, w = new_w;
-    y = axis_enlarge<A>(row, height, h);
-    const double ratio = static_cast<double>(w) / static_cast<double>(width);
-    const int first = static_cast<int>(x), last = static_cast<int>(w) - 1;
+    y = axis_centre<A>(row, height, h);
     for (int j = 0; j < n; ++j) {
-      const double at = (static_cast<double>(first + j) + 0.5) * ratio - 0.5, base = floor(at);
-      i0[j] = maximum(static_cast<int>(base), 0);
-      i1[j] = minimum(static_cast<int>(base) + 1, last);
-      weight[j] = static_cast<A>(at - base);
+      const AxisLerp<A> t = axis_centre<A>(x + j, width, w);
+      i0[j] = t.i0, i1[j] = t.i1, weight[j] = t.w1;
     }
   }
 };
@@ -54,10 +36,9 @@ struct Enlarged {
   int64_t h, w, height, width;
 
   TEXVLM_HD A at(int64_t b, int64_t y, int64_t x) const {
-    const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h), tx = axis_enlarge<A>(x, width, w);
+    const AxisLerp<A> ty = axis_centre<A>(y, height, h), tx = axis_centre<A>(x, width, w);
     const A *p = plane + (b * h + ty.i0) * w, *q = plane + (b * h + ty.i1) * w;
-    const A left = ty.w0 * p[tx.i0] + ty.w1 * q[tx.i0], right = ty.w0 * p[tx.i1] + ty.w1 * q[tx.i1];
-    return tx.w0 * left + tx.w1 * right;
+    return blend(Corners<A>{p[tx.i0], q[tx.i0], p[tx.i1], q[tx.i1]}, ty.w0, ty.w1, tx.w0, tx.w1);
   }
 
   TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int n, A* TEXVLM_RESTRICT out) const {
@@ -67,22 +48,21 @@ struct Enlarged {
     const A w0 = taps.y.w0, w1 = taps.y.w1;
     for (int j = 0; j < n; ++j) {
       const int l = taps.i0[j], r = taps.i1[j];
-      const A left = w0 * p[l] + w1 * q[l], right = w0 * p[r] + w1 * q[r];
-      out[j] = (A(1) - taps.weight[j]) * left + taps.weight[j] * right;
+      out[j] = blend(Corners<A>{p[l], q[l], p[r], q[r]}, w0, w1, A(1) - taps.weight[j], taps.weight[j]);
     }
   }
 
-  // Whether each column stands for a power of two of pixels: between two centres the weights are then multiples of 1 / that, and
-  // no texel has to be looked up.
+  // Whether each column stands for a power of two of pixels, 2 at least: between two centres the weights are then odd multiples
+  // of 1 / (twice that), and no texel has to be looked up.
   TEXVLM_HD bool even() const {
     const int64_t each = width / w;
-    return w * each == width && (each & (each - 1)) == 0;
+    return each > 1 && w * each == width && (each & (each - 1)) == 0;
   }
   // The same numbers as those of run(), as all positions are exact; any n.
   static constexpr int kPiece = 8;
   TEXVLM_HD void run_even(int64_t b, int64_t y, int64_t x, int64_t n, A* TEXVLM_RESTRICT out) const {
     const int64_t each = width / w;
-    const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h);
+    const AxisLerp<A> ty = axis_centre<A>(y, height, h);
     const A *TEXVLM_RESTRICT p = plane + (b * h + ty.i0) * w, *TEXVLM_RESTRICT q = plane + (b * h + ty.i1) * w;
     const A over = A(1) / static_cast<A>(2 * each);
     int shift = 1;
@@ -141,7 +121,7 @@ struct EnlargeAdjoint {
     return i >= coarse - 2 ? fine - 1 : minimum(fine - 1, (2 * i + 3) * fine / (2 * coarse) + 1);
   }
   TEXVLM_HD static A weight(int64_t pixel, int64_t i, int64_t fine, int64_t coarse) {
-    const AxisEnlarge<A> t = axis_enlarge<A>(pixel, fine, coarse);
+    const AxisLerp<A> t = axis_centre<A>(pixel, fine, coarse);
     return (t.i0 == i ? t.w0 : A(0)) + (t.i1 == i ? t.w1 : A(0));
   }
   TEXVLM_HD void at(int64_t b, int64_t y, int64_t x, A* out) const {
@@ -156,7 +136,7 @@ struct EnlargeAdjoint {
         if (wy == A(0)) continue;
         const A* g = grad + ((b * fine_h + i) * fine_w + x0) * channels;
         for (int j = 0; j < n; ++j)
-          for (int64_t c = 0; c < channels; ++c) out[c] += wy * wx[j] * g[j * channels + c];
+          for (int64_t c = 0; c < channels; ++c) out[c] += counted(wy * wx[j], g[j * channels + c]);
       }
     }
   }

@@ -1,4 +1,11 @@
-// Texture filtering: which texels a coordinate reads and with what weights. Every sampler of texvlm is built from these.
+// Texture filtering: which texels a coordinate reads, with what weights, and their blend. Every sampler of texvlm is built from
+// these.
+//
+// One rule, for all samplers, devices and loops: A TEXEL OF WEIGHT 0 DOES NOT COUNT, whatever it holds; outside the picture
+// (Address::border) texels are zeros that do not count either. Of other weights, values that are not finite propagate as IEEE
+// arithmetic has it. As 0 times infinity is NaN, it is kept so: what is blended has `settled` taps, where the other texel of the
+// axis stands in for one of weight 0; gradients add nothing to a texel of weight 0; and derivatives by the place, which at kinks
+// look at texels of weight 0 too, leave out those of coefficient 0 (`slopes`).
 //
 // Texel centres lie at (i + 0.5) / n (as align_corners=False). At kinks the derivatives are one-sided from the right: floor()
 // puts a coordinate on a cell edge, and a LOD on an integer, into the cell above it. Source: the Direct3D 11.3
@@ -84,28 +91,145 @@ TEXVLM_HD int nearest_level(A lod, int levels) {
   return static_cast<int>(floor_of(clamp(lod, A(0), static_cast<A>(levels - 1)) + A(0.5)));
 }
 
+// The same taps without weights of 0: the other texel is read twice, half of the weight each, which is exact but for subnormal
+// numbers. Weights of 0 are left where both texels are outside.
+template <class A>
+TEXVLM_HD AxisLerp<A> settled(AxisLerp<A> p) {
+  const bool only0 = p.w1 == A(0), only1 = p.w0 == A(0);
+  const A half = A(0.5) * (only0 ? p.w0 : p.w1);
+  p.i1 = only0 ? p.i0 : p.i1;
+  p.i0 = only1 ? p.i1 : p.i0;
+  p.w0 = only0 || only1 ? half : p.w0;
+  p.w1 = only0 || only1 ? half : p.w1;
+  return p;
+}
+
+// Settled taps at the centre of texel i of `fine` on the same axis in `coarse` texels, clamped.
+template <class A>
+TEXVLM_HD AxisLerp<A> axis_centre(int64_t i, int64_t fine, int64_t coarse) {
+  // One rounding, by the division: weights that should be 0 are. (32-bit integers vectorise.)
+  const double at = static_cast<double>(static_cast<int32_t>(2 * i + 1)) * static_cast<double>(static_cast<int32_t>(coarse));
+  const auto p = axis_lerp_at(at / static_cast<double>(static_cast<int32_t>(2 * fine)) - 0.5, static_cast<int>(coarse), false);
+  const A w = static_cast<A>(p.w1);
+  return settled(AxisLerp<A>{p.i0, p.i1, A(1) - w, w, A(-1), A(1)});
+}
+
 // The four texels of a bilinear fetch in one level: offsets from the start of the picture's buffer, in texels.
 template <class A>
 struct Bilinear {
   int64_t t00, t01, t10, t11;
   AxisLerp<A> x, y;
+
+  // Settled, they lie outside the picture.
+  TEXVLM_HD bool outside() const { return x.w0 == A(0) || y.w0 == A(0); }
 };
 
 template <class A>
-TEXVLM_HD Bilinear<A> bilinear(A u, A v, const Levels& levels, int level, Address address) {
-  const int width = static_cast<int>(levels.width[level]);
-  const AxisLerp<A> x = axis_lerp(u, width, address), y = axis_lerp(v, static_cast<int>(levels.height[level]), address);
-  const int64_t top = levels.offset[level] + static_cast<int64_t>(y.i0) * width,
-                bottom = levels.offset[level] + static_cast<int64_t>(y.i1) * width;
+TEXVLM_HD Bilinear<A> joined(const AxisLerp<A>& x, const AxisLerp<A>& y, const Levels& levels, int level) {
+  const int64_t top = levels.offset[level] + y.i0 * levels.width[level],
+                bottom = levels.offset[level] + y.i1 * levels.width[level];
   return {top + x.i0, top + x.i1, bottom + x.i0, bottom + x.i1, x, y};
 }
 
-// One channel of a bilinear fetch; `texels` points at the channel in texel 0 of the picture.
+template <class A>
+TEXVLM_HD Bilinear<A> bilinear(A u, A v, const Levels& levels, int level, Address address) {
+  return joined(axis_lerp(u, static_cast<int>(levels.width[level]), address),
+                axis_lerp(v, static_cast<int>(levels.height[level]), address), levels, level);
+}
+
+template <class A>
+TEXVLM_HD Bilinear<A> settled(const Bilinear<A>& q, const Levels& levels, int level) {
+  return joined(settled(q.x), settled(q.y), levels, level);
+}
+
+// The four texels of a fetch, or vectors of their channels.
+template <class V>
+struct Corners {
+  V t00, t01, t10, t11;
+};
+
+template <class A, class T>
+TEXVLM_HD Corners<A> corners(const T* texels, int64_t channels, const Bilinear<A>& q) {
+  return {static_cast<A>(texels[q.t00 * channels]), static_cast<A>(texels[q.t01 * channels]),
+          static_cast<A>(texels[q.t10 * channels]), static_cast<A>(texels[q.t11 * channels])};
+}
+
+// The blend, by settled weights.
+template <class V, class A>
+TEXVLM_HD V blend(const Corners<V>& v, A x0, A x1, A y0, A y1) {
+  return y0 * (x0 * v.t00 + x1 * v.t01) + y1 * (x0 * v.t10 + x1 * v.t11);
+}
+template <class V, class A>
+TEXVLM_HD V blend(const Corners<V>& v, const Bilinear<A>& q) {
+  return blend(v, q.x.w0, q.x.w1, q.y.w0, q.y.w1);
+}
+
+// One channel of a settled fetch; `texels` points at the channel in texel 0 of the picture.
 template <class A, class T>
 TEXVLM_HD A fetch(const T* texels, int64_t channels, const Bilinear<A>& q) {
-  const A top = q.x.w0 * static_cast<A>(texels[q.t00 * channels]) + q.x.w1 * static_cast<A>(texels[q.t01 * channels]);
-  const A bottom = q.x.w0 * static_cast<A>(texels[q.t10 * channels]) + q.x.w1 * static_cast<A>(texels[q.t11 * channels]);
-  return q.y.w0 * top + q.y.w1 * bottom;
+  return q.outside() ? A(0) : blend(corners(texels, channels, q), q);
+}
+
+// What a query reads at one LOD: the two levels and the taps in each. The second level is read where t is not 0.
+template <class A>
+struct LodTaps {
+  LevelLerp<A> level;
+  Bilinear<A> near, far;
+};
+
+template <class A>
+TEXVLM_HD LodTaps<A> lod_taps(A u, A v, const LevelLerp<A>& level, const Levels& levels, Address address) {
+  return {level, bilinear(u, v, levels, level.l0, address), bilinear(u, v, levels, level.l1, address)};
+}
+template <class A>
+TEXVLM_HD LodTaps<A> lod_taps(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
+  if (filter == Filter::trilinear) return lod_taps(u, v, level_lerp(lod, levels.count), levels, address);
+  const int nearest = nearest_level(lod, levels.count);
+  return lod_taps(u, v, LevelLerp<A>{nearest, nearest, A(0), A(0)}, levels, address);
+}
+
+template <class A>
+TEXVLM_HD LodTaps<A> settled(const LodTaps<A>& q, const Levels& levels) {
+  return {q.level, settled(q.near, levels, q.level.l0), settled(q.far, levels, q.level.l1)};
+}
+
+template <class A, class T>
+TEXVLM_HD A fetch(const T* texels, int64_t channels, const LodTaps<A>& q) {
+  const A near = fetch(texels, channels, q.near);
+  return q.level.t == A(0) ? near : (A(1) - q.level.t) * near + q.level.t * fetch(texels, channels, q.far);
+}
+
+// ---- adjoint ----
+
+// sums += g * texels: of a query's channels, before any weight comes in.
+template <class V, class G>
+TEXVLM_HD void add_products(Corners<V>& sums, const G& g, const Corners<V>& v) {
+  sums.t00 += g * v.t00;
+  sums.t01 += g * v.t01;
+  sums.t10 += g * v.t10;
+  sums.t11 += g * v.t11;
+}
+
+// A blend, and its derivatives by the texel coordinates.
+template <class A>
+struct Slopes {
+  A value, dx, dy;
+};
+
+template <class A>
+TEXVLM_HD A counted(A coefficient, A v) {
+  return coefficient == A(0) ? A(0) : coefficient * v;
+}
+
+// By taps as they are, not settled: at a kink the derivative is that of the right side. Along an axis that reads one texel twice
+// (beyond the edge) it is 0.
+template <class A>
+TEXVLM_HD Slopes<A> slopes(const Corners<A>& v, const AxisLerp<A>& x, const AxisLerp<A>& y) {
+  const bool flat_x = x.i0 == x.i1 && x.d0 != A(0) && x.d1 != A(0), flat_y = y.i0 == y.i1 && y.d0 != A(0) && y.d1 != A(0);
+  const A top = counted(x.w0, v.t00) + counted(x.w1, v.t01), bottom = counted(x.w0, v.t10) + counted(x.w1, v.t11);
+  const A upper = counted(x.d0, v.t00) + counted(x.d1, v.t01), lower = counted(x.d0, v.t10) + counted(x.d1, v.t11);
+  return {counted(y.w0, top) + counted(y.w1, bottom), flat_x ? A(0) : counted(y.w0, upper) + counted(y.w1, lower),
+          flat_y ? A(0) : counted(y.d0, top) + counted(y.d1, bottom)};
 }
 
 }  // namespace texvlm

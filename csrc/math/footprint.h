@@ -95,6 +95,67 @@ TEXVLM_HD FootprintGrad<A> footprint_adjoint(const Footprint<A>& p, A axis_x, A 
   return {A(0.5) * (e + f) * width, A(0.5) * (g + h) * height, A(0.5) * (g - h) * width, A(0.5) * (e - f) * height};
 }
 
+// The row of taps of a footprint around (u, v): all that placing them takes. No taps: the query is not finite.
+template <class A>
+struct TapLine {
+  A u, v, axis_u, axis_v, lod;
+  int taps;
+};
+template <class A>
+TEXVLM_HD TapLine<A> line_of(const Footprint<A>& p, A u, A v, const Levels& levels) {
+  return {u,
+          v,
+          p.axis_x / static_cast<A>(levels.width[0]),
+          p.axis_y / static_cast<A>(levels.height[0]),
+          p.lod,
+          p.finite && finite(u) && finite(v) ? p.taps : 0};
+}
+
+// Where tap i lies: at `along` on the axis, from -1/2 to 1/2.
+template <class A>
+struct Tap {
+  A along, u, v;
+};
+template <class A>
+TEXVLM_HD Tap<A> tap_of(const TapLine<A>& line, int i) {
+  const A along = (static_cast<A>(i) + A(0.5)) / static_cast<A>(line.taps) - A(0.5);
+  return {along, line.u + along * line.axis_u, line.v + along * line.axis_v};
+}
+
+#if defined(TEXVLM_HOST_LOOPS)
+// The taps of query after query, in blocks that are placed together (taps.h) as if each were a query.
+template <class A>
+struct TapBlock {
+  A uv[2 * kBlock], lod[kBlock], along[kBlock];
+  int64_t query[kBlock];
+  int taps[kBlock];  // of the tap's query; negative: this is its last
+  int count = 0;
+
+  TapLine<A> line{};  // the one that is being cut into taps, and the next of them
+  int64_t of = 0;
+  int next = 0;
+
+  // Fills the block with the taps of the lines that another(line, query) gives as long as it is true. False: none is left.
+  template <class Another>
+  TEXVLM_HD bool fill(const Another& another) {
+    for (count = 0; count < kBlock;) {
+      if (next == line.taps) {
+        if (!another(line, of)) break;
+        next = 0;
+        continue;
+      }
+      const Tap<A> tap = tap_of(line, next++);
+      uv[2 * count] = tap.u, uv[2 * count + 1] = tap.v, lod[count] = line.lod, along[count] = tap.along, query[count] = of;
+      taps[count++] = next < line.taps ? line.taps : -line.taps;
+    }
+    return count > 0;
+  }
+  TEXVLM_HD void place(const Placing& placing, BlockTaps<A>& to) const {
+    place_run(QueryView<A>{uv, lod, 0, 2, 1, 0, 1}, 0, 0, count, placing, to);
+  }
+};
+#endif
+
 // uv, ddx, ddy [B, N, 2] with any strides.
 template <class A>
 struct FootprintView {
@@ -110,19 +171,10 @@ struct FootprintView {
     return texvlm::footprint(at(1, b, n, 0), at(1, b, n, 1), at(2, b, n, 0), at(2, b, n, 1), static_cast<A>(levels.width[0]),
                              static_cast<A>(levels.height[0]), levels.count, max_anisotropy);
   }
+  TEXVLM_HD TapLine<A> line(int64_t b, int64_t n, const Levels& levels, int max_anisotropy) const {
+    return line_of(footprint(b, n, levels, max_anisotropy), u(b, n), v(b, n), levels);
+  }
 };
-
-// Where tap i lies: at `along` on the axis, from -1/2 to 1/2.
-template <class A>
-struct Tap {
-  A along, u, v;
-};
-template <class A>
-TEXVLM_HD Tap<A> tap_of(const Footprint<A>& p, int i, A u, A v, const Levels& levels) {
-  const A along = (static_cast<A>(i) + A(0.5)) / static_cast<A>(p.taps) - A(0.5);
-  return {along, u + along * (p.axis_x / static_cast<A>(levels.width[0])),
-          v + along * (p.axis_y / static_cast<A>(levels.height[0]))};
-}
 
 // Channels that a thread sums at a time: CUDA's slice, or a feature map's texel.
 #if defined(__CUDA_ARCH__)
@@ -130,11 +182,6 @@ constexpr int64_t kTapChunk = 4;
 #else
 constexpr int64_t kTapChunk = 64;
 #endif
-
-template <class A>
-TEXVLM_HD bool all_inside(const Bilinear<A>& q) {
-  return q.x.d0 != A(0) && q.x.d1 != A(0) && q.y.d0 != A(0) && q.y.d1 != A(0);
-}
 
 template <class T, int C, class Taps>
 struct SampleFootprint {
@@ -150,127 +197,80 @@ struct SampleFootprint {
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
     const int64_t channels = C ? C : texture.channels;
     T* to = out + (b * count + n) * channels;
-    const A u = queries.u(b, n), v = queries.v(b, n);
-    const Footprint<A> p = queries.footprint(b, n, texture.levels, max_anisotropy);
-    if (!(p.finite && finite(u) && finite(v))) {
+    const TapLine<A> line = queries.line(b, n, texture.levels, max_anisotropy);
+    if (!line.taps) {
       for (int64_t c = c0; c < c1; ++c) to[c] = not_a_number<T>();
       return;
     }
     const T* texels = texture.data + b * texture.batch_stride;
-    for (int64_t c = c0; c < c1; c += kTapChunk) smooth(p, u, v, texels + c, minimum(kTapChunk, c1 - c), to + c);
+    for (int64_t c = c0; c < c1; c += kTapChunk) smooth(line, texels + c, minimum(kTapChunk, c1 - c), to + c);
     if (reducers.any_mode)
-      copy_nearest(texture, reducers, false, b, nearest_texel(u, v, p.lod, texture.levels, address), c0, c1, to);
+      copy_nearest(texture, reducers, false, b, nearest_texel(line.u, line.v, line.lod, texture.levels, address), c0, c1, to);
   }
 
-  TEXVLM_HD void smooth(const Footprint<A>& p, A u, A v, const T* texels, int64_t wide, T* to) const {
-    const int64_t channels = C ? C : texture.channels;
+  TEXVLM_HD void smooth(const TapLine<A>& line, const T* texels, int64_t wide, T* to) const {
     A sum[kTapChunk];
     for (int64_t c = 0; c < wide; ++c) sum[c] = A(0);
-    for (int i = 0; i < p.taps; ++i) {
-      const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
-      const LodTaps<A> q = Taps::at(tap.u, tap.v, p.lod, texture.levels, Filter::trilinear, address);
-      add(texels, channels, q.near, A(1) - q.level.t, wide, sum);
-      if (q.level.t != A(0)) add(texels, channels, q.far, q.level.t, wide, sum);
+    for (int i = 0; i < line.taps; ++i) {
+      const Tap<A> tap = tap_of(line, i);
+      add(texels, Taps::at(tap.u, tap.v, line.lod, texture.levels, Filter::trilinear, address), wide, sum);
     }
-    for (int64_t c = 0; c < wide; ++c) to[c] = static_cast<T>(sum[c] / static_cast<A>(p.taps));
+    for (int64_t c = 0; c < wide; ++c) to[c] = static_cast<T>(sum[c] / static_cast<A>(line.taps));
   }
 
-  TEXVLM_HD static void add(const T* texels, int64_t channels, const Bilinear<A>& q, A share, int64_t wide,
-                            A* TEXVLM_RESTRICT sum) {
-    if (!all_inside(q)) {
-      for (int64_t c = 0; c < wide; ++c) sum[c] += share * blend(corners(texels + c, channels, q), q);
-      return;
-    }
-    const T *p00 = texels + q.t00 * channels, *p01 = texels + q.t01 * channels;
-    const T *p10 = texels + q.t10 * channels, *p11 = texels + q.t11 * channels;
-    const A x0 = q.x.w0, x1 = q.x.w1, y0 = q.y.w0, y1 = q.y.w1;
-    for (int64_t c = 0; c < wide; ++c)
-      sum[c] += share * (y0 * (x0 * static_cast<A>(p00[c]) + x1 * static_cast<A>(p01[c])) +
-                         y1 * (x0 * static_cast<A>(p10[c]) + x1 * static_cast<A>(p11[c])));
+  TEXVLM_HD void add(const T* texels, const LodTaps<A>& q, int64_t wide, A* TEXVLM_RESTRICT sum) const {
+    for (int64_t c = 0; c < wide; ++c) sum[c] += fetch(texels + c, C ? C : texture.channels, q);
   }
 
 #if defined(TEXVLM_HOST_LOOPS)
-  // The taps of query after query, in blocks that are placed together (taps.h) as if each were a query.
-  struct TapBlock {
-    A uv[2 * kBlock], lod[kBlock];
-    int64_t query[kBlock];
-    int taps[kBlock], count = 0;  // taps: of the tap's query
-  };
-  struct TapSum {
-    A sum[kTapChunk];
-    int64_t query = -1;
-    int taps = 1;
-  };
-
   TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
     const int64_t channels = C ? C : texture.channels;
     if (!std::is_same_v<Taps, ExactTaps> || channels > kTapChunk || reducers.any_mode) {
       for (int64_t n = n0; n < n1; ++n) (*this)(b, n, 0, channels);
       return;
     }
-    const Placing placing{level_sizes(texture.levels), Filter::trilinear, address, channels, false, false};
-    TapBlock taps;
-    TapSum sum;
-    for (int64_t n = n0; n < n1; ++n) {
-      const A u = queries.u(b, n), v = queries.v(b, n);
-      const Footprint<A> p = queries.footprint(b, n, texture.levels, max_anisotropy);
-      if (!(p.finite && finite(u) && finite(v))) {
-        T* to = out + (b * count + n) * channels;
-        for (int64_t c = 0; c < channels; ++c) to[c] = not_a_number<T>();
-        continue;
-      }
-      for (int i = 0; i < p.taps; ++i) {
-        const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
-        const int k = taps.count++;
-        taps.uv[2 * k] = tap.u, taps.uv[2 * k + 1] = tap.v, taps.lod[k] = p.lod;
-        taps.query[k] = n, taps.taps[k] = p.taps;
-        if (taps.count == kBlock) apply(b, taps, placing, sum);
-      }
-    }
-    apply(b, taps, placing, sum);
-    finish(b, sum);
+    const Placing placing{level_sizes(texture.levels), Filter::trilinear, address, channels, true, false, false};
+    TapBlock<A> taps;
+    A sum[kTapChunk];
+    for (int64_t c = 0; c < channels; ++c) sum[c] = A(0);
+    int64_t n = n0;
+    const auto another = [&](TapLine<A>& line, int64_t& of) {
+      if (n == n1) return false;
+      line = queries.line(b, n, texture.levels, max_anisotropy);
+      of = n++;
+      for (int64_t c = 0; c < channels && !line.taps; ++c) out[(b * count + of) * channels + c] = not_a_number<T>();
+      return true;
+    };
+    while (taps.fill(another)) apply(b, taps, placing, sum);
   }
 
-  TEXVLM_HD void apply(int64_t b, TapBlock& taps, const Placing& placing, TapSum& sum) const {
+  TEXVLM_HD void apply(int64_t b, const TapBlock<A>& taps, const Placing& placing, A* TEXVLM_RESTRICT sum) const {
     const int64_t channels = C ? C : texture.channels;
     const T* texels = texture.data + b * texture.batch_stride;
     BlockTaps<A> placed;
-    place_run(QueryView<A>{taps.uv, taps.lod, 0, 2, 1, 0, 1}, 0, 0, taps.count, placing, placed);
+    taps.place(placing, placed);
     fetch_ahead(texels, channels, placed.near);
     if (placed.two) fetch_ahead(texels, channels, placed.far);
     for (int i = 0; i < taps.count; ++i) {
-      if (taps.query[i] != sum.query) {
-        finish(b, sum);
-        sum.query = taps.query[i], sum.taps = taps.taps[i];
-        for (int64_t c = 0; c < channels; ++c) sum.sum[c] = A(0);
-      }
       if (placed.slow[i]) {
-        const LodTaps<A> q =
-            Taps::at(taps.uv[2 * i], taps.uv[2 * i + 1], taps.lod[i], texture.levels, Filter::trilinear, address);
-        add(texels, channels, q.near, A(1) - q.level.t, channels, sum.sum);
-        if (q.level.t != A(0)) add(texels, channels, q.far, q.level.t, channels, sum.sum);
+        add(texels, Taps::at(taps.uv[2 * i], taps.uv[2 * i + 1], taps.lod[i], texture.levels, Filter::trilinear, address),
+            channels, sum);
       } else {
-        add(texels, channels, placed.near, i, A(1) - placed.t[i], sum.sum);
-        if (placed.t[i] != A(0)) add(texels, channels, placed.far, i, placed.t[i], sum.sum);
+        add(texels, placed.near, i, A(1) - placed.t[i], sum);
+        if (placed.t[i] != A(0)) add(texels, placed.far, i, placed.t[i], sum);
+      }
+      if (taps.taps[i] > 0) continue;
+      T* to = out + (b * count + taps.query[i]) * channels;
+      for (int64_t c = 0; c < channels; ++c) {
+        to[c] = static_cast<T>(sum[c] / static_cast<A>(-taps.taps[i]));
+        sum[c] = A(0);
       }
     }
-    taps.count = 0;
   }
 
-  TEXVLM_HD static void add(const T* texels, int64_t channels, const LevelTaps<A>& taps, int i, A share, A* TEXVLM_RESTRICT sum) {
-    const T *top = texels + taps.top[i], *bottom = texels + taps.bottom[i];
-    const int64_t step = taps.step[i];
-    const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = share * taps.fy[i], y0 = share - y1;
-    for (int64_t c = 0; c < channels; ++c)
-      sum[c] += y0 * (x0 * static_cast<A>(top[c]) + x1 * static_cast<A>(top[step + c])) +
-                y1 * (x0 * static_cast<A>(bottom[c]) + x1 * static_cast<A>(bottom[step + c]));
-  }
-
-  TEXVLM_HD void finish(int64_t b, const TapSum& sum) const {
-    if (sum.query < 0) return;
-    const int64_t channels = C ? C : texture.channels;
-    T* to = out + (b * count + sum.query) * channels;
-    for (int64_t c = 0; c < channels; ++c) to[c] = static_cast<T>(sum.sum[c] / static_cast<A>(sum.taps));
+  TEXVLM_HD void add(const T* texels, const LevelTaps<A>& taps, int i, A share, A* TEXVLM_RESTRICT sum) const {
+    const A x1 = taps.fx[i], x0 = A(1) - x1, y0 = share * (A(1) - taps.fy[i]), y1 = share * taps.fy[i];
+    for (int64_t c = 0; c < (C ? C : texture.channels); ++c) sum[c] += blend(taps.corners(texels, i, c), x0, x1, y0, y1);
   }
 #endif
 };
@@ -283,25 +283,17 @@ template <class A>
 struct FootprintSums {
   A u, v, axis_u, axis_v, lod;
 
-  TEXVLM_HD void add(const Tap<A>& tap, const LevelLerp<A>& level, const LevelSums<A>& near, const LevelSums<A>& far,
-                     const Levels& levels) {
-    const A t = level.t;
-    A tap_u = (A(1) - t) * static_cast<A>(levels.width[level.l0]) * near.dx;
-    A tap_v = (A(1) - t) * static_cast<A>(levels.height[level.l0]) * near.dy;
-    if (t != A(0)) {
-      tap_u += t * static_cast<A>(levels.width[level.l1]) * far.dx;
-      tap_v += t * static_cast<A>(levels.height[level.l1]) * far.dy;
-    }
-    u += tap_u;
-    v += tap_v;
-    axis_u += tap.along * tap_u;
-    axis_v += tap.along * tap_v;
-    if (level.l1 != level.l0) lod += far.value - near.value;
+  TEXVLM_HD void add(A along, const PlaceGrad<A>& tap) {
+    u += tap.u;
+    v += tap.v;
+    axis_u += along * tap.u;
+    axis_v += along * tap.v;
+    lod += tap.lod;
   }
 };
 
 // Adjoint of SampleGrad: adds to grad_data [Bt, T, C], grad_uv, grad_ddx and grad_ddy [B, N, 2], each of which may be null. CUDA
-// has csrc/cuda/footprint.cu.
+// has csrc/cuda/footprint.cu; the host takes the places query by query (`block`) and the texels band by band (`list`).
 template <class T, int C>
 struct SampleGradAdjoint {
   using A = Acc<T>;
@@ -313,40 +305,9 @@ struct SampleGradAdjoint {
   Reducers reducers;
   int max_anisotropy;
   Address address;
+  const TapLine<A>* lines;  // [B, N], for `list`
 
   TEXVLM_HD bool coordinates() const { return grad_uv || grad_ddx || grad_ddy; }
-
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t c0, int64_t c1) const {
-    const int64_t channels = C ? C : texture.channels;
-    const A u = queries.u(b, n), v = queries.v(b, n);
-    const Footprint<A> p = queries.footprint(b, n, texture.levels, max_anisotropy);
-    if (!(p.finite && finite(u) && finite(v))) return;
-    const T* texels = texture.data + b * texture.batch_stride;
-    const T* g = grad.data + b * grad.stride_b + n * grad.stride_n;
-    A* target = grad_data ? grad_data + b * texture.batch_stride : nullptr;
-    const A each = A(1) / static_cast<A>(p.taps);
-    FootprintSums<A> sums{};
-    for (int i = 0; i < p.taps; ++i) {
-      const Tap<A> tap = tap_of(p, i, u, v, texture.levels);
-      const LodTaps<A> q = lod_taps(tap.u, tap.v, p.lod, texture.levels, Filter::trilinear, address);
-      const A t = q.level.t;
-      LevelSums<A> near{}, far{};
-      for (int64_t c = c0; c < c1; ++c) {
-        if (reducers.any_mode && reducers.of(c) == Reducer::mode) continue;
-        const A gc = each * static_cast<A>(g[c * grad.stride_c]);
-        if (coordinates()) {
-          SampleLodAdjoint<T, C>::add_channel(texels + c, channels, q.near, gc, near);
-          if (q.level.l1 != q.level.l0) SampleLodAdjoint<T, C>::add_channel(texels + c, channels, q.far, gc, far);
-        }
-        if (target) {
-          scatter_corners(target + c, channels, q.near, q.level.l0, everywhere(), (A(1) - t) * gc);
-          if (t != A(0)) scatter_corners(target + c, channels, q.far, q.level.l1, everywhere(), t * gc);
-        }
-      }
-      if (coordinates()) sums.add(tap, q.level, near, far, texture.levels);
-    }
-    finish(b, n, p, sums);
-  }
 
   TEXVLM_HD void finish(int64_t b, int64_t n, const Footprint<A>& p, const FootprintSums<A>& sums) const {
     const int64_t at = 2 * (b * count + n);
@@ -366,6 +327,124 @@ struct SampleGradAdjoint {
       accumulate(grad_ddy + at + 1, d.ddy_v);
     }
   }
+
+#if defined(TEXVLM_HOST_LOOPS)
+  using Level = SampleLodAdjoint<T, C>;
+
+  TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
+    const Level adjoint = level_adjoint();
+    TapBlock<A> taps;
+    Footprint<A> footprints[2 * kBlock];  // of the latest queries: they are finished in the order in which they begin
+    FootprintSums<A> sums{};
+    int64_t n = n0, begun = 0, finished = 0;
+    const auto another = [&](TapLine<A>& line, int64_t& of) {
+      if (n == n1) return false;
+      const Footprint<A> p = queries.footprint(b, n, texture.levels, max_anisotropy);
+      line = line_of(p, queries.u(b, n), queries.v(b, n), texture.levels);
+      if (line.taps) footprints[begun++ % (2 * kBlock)] = p;
+      of = b * count + n++;
+      return true;
+    };
+    while (taps.fill(another))
+      each_tap<true>(adjoint, taps, everywhere(), [&](int i, const PlaceGrad<A>& tap) {
+        sums.add(taps.along[i], tap);
+        if (taps.taps[i] > 0) return;
+        finish(b, taps.query[i] - b * count, footprints[finished++ % (2 * kBlock)], sums);
+        sums = {};
+      });
+  }
+
+  // What the queries with these numbers (b * count + n) give to the rows of one band.
+  TEXVLM_HD void list(const int32_t* ids, int64_t many, int64_t, const Band& band) const {
+    const Level adjoint = level_adjoint();
+    TapBlock<A> taps;
+    int64_t k = 0;
+    const auto another = [&](TapLine<A>& line, int64_t& of) {
+      if (k == many) return false;
+      of = ids[k++];
+      line = lines[of];
+      return true;
+    };
+    while (taps.fill(another)) each_tap<false>(adjoint, taps, band, [](int, const PlaceGrad<A>&) {});
+  }
+
+  TEXVLM_HD Level level_adjoint() const {
+    return {texture, {}, grad, grad_data, nullptr, nullptr, count, reducers, Filter::trilinear, address};
+  }
+
+  // Either the places of a block's taps, found(i, what it tells), or their texels.
+  template <bool kPlaces, class Found>
+  TEXVLM_HD void each_tap(const Level& adjoint, const TapBlock<A>& taps, const Band& band, const Found& found) const {
+    const int64_t channels = C ? C : texture.channels;
+    const Placing placing{level_sizes(texture.levels), Filter::trilinear, address, channels, false, kPlaces, false};
+    BlockTaps<A> placed;
+    taps.place(placing, placed);
+    if (kPlaces) {  // all of one picture
+      const T* texels = texture.data + taps.query[0] / count * texture.batch_stride;
+      fetch_ahead(texels, channels, placed.near);
+      if (placed.two) fetch_ahead(texels, channels, placed.far);
+    }
+    for (int i = 0; i < taps.count; ++i) {
+      const int64_t b = taps.query[i] < count ? 0 : taps.query[i] / count, n = taps.query[i] - b * count;
+      const T* const g = grad.data + b * grad.stride_b + n * grad.stride_n;
+      const T* const texels = texture.data + b * texture.batch_stride;
+      A* const target = kPlaces ? nullptr : grad_data + b * texture.batch_stride;
+      const A each = A(1) / static_cast<A>(taps.taps[i] < 0 ? -taps.taps[i] : taps.taps[i]);
+      PlaceGrad<A> tap{};
+      if (placed.slow[i] || !adjoint.in_blocks()) {
+        tap = slow_tap(adjoint, taps.uv[2 * i], taps.uv[2 * i + 1], taps.lod[i], texels, target, g, band, each);
+      } else {
+        Corners<A> near{}, far{};
+        adjoint.spread(texels, target, g, placed, i, band, each, kPlaces, kPlaces && placed.l1[i] != placed.l0[i], near, far);
+        if (kPlaces)
+          tap = place_grad(LevelLerp<A>{placed.l0[i], placed.l1[i], placed.t[i], A(1)}, Level::slopes_of(near, placed.near, i),
+                           Level::slopes_of(far, placed.far, i), texture.levels);
+      }
+      if (kPlaces) found(i, PlaceGrad<A>{each * tap.u, each * tap.v, each * tap.lod});
+    }
+  }
+
+  TEXVLM_NOINLINE PlaceGrad<A> slow_tap(const Level& adjoint, A u, A v, A lod, const T* texels, A* target, const T* g,
+                                        const Band& band, A each) const {
+    const LodTaps<A> q = lod_taps(u, v, lod, texture.levels, Filter::trilinear, address);
+    Corners<A> near{}, far{};
+    adjoint.spread(texels, target, g, q, band, each, 0, C ? C : texture.channels, !target, !target && q.level.l1 != q.level.l0,
+                   near, far);
+    return place_grad(q, near, far, texture.levels);
+  }
+#endif
 };
+
+#if defined(TEXVLM_HOST_LOOPS)
+// The bands that a footprint touches, as SampleKeys has them; its line of taps is kept for SampleGradAdjoint.
+template <class A>
+struct FootprintKeys {
+  FootprintView<A> queries;
+  Levels levels;
+  bool own_textures;
+  int64_t count;
+  int max_anisotropy;
+  Address address;
+  TapLine<A>* lines;
+
+  static constexpr int kPairs = 2;
+
+  void line(int64_t q) const { lines[q] = queries.line(q / count, q % count, levels, max_anisotropy); }
+
+  void operator()(const BandTable& bands, int64_t begin, int64_t end, int32_t* out) const {
+    for (int64_t q = begin; q < end; ++q, out += 2 * kPairs) {
+      line(q);
+      const TapLine<A>& at = lines[q];
+      out[0] = out[2] = -1;
+      if (!at.taps) continue;
+      const int first = own_textures ? static_cast<int>(q / count) * bands.total : 0;
+      const A v0 = tap_of(at, 0).v, v1 = tap_of(at, at.taps - 1).v;
+      const LevelLerp<A> level = level_lerp(at.lod, levels.count);
+      bands_between(bands, levels, level.l0, v0, v1, address, first, out);
+      if (level.t != A(0)) bands_between(bands, levels, level.l1, v0, v1, address, first, out + 2);
+    }
+  }
+};
+#endif
 
 }  // namespace texvlm

@@ -20,10 +20,9 @@ struct Given {
     const A* from = plane + b * stride_b;
     if (h == height && w == width) return kept(from[y * w + x]);
     if (nearest) return kept(from[near(y, height, h) * w + near(x, width, w)]);
-    const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h), tx = axis_enlarge<A>(x, width, w);
+    const AxisLerp<A> ty = axis_centre<A>(y, height, h), tx = axis_centre<A>(x, width, w);
     const A *p = from + ty.i0 * w, *q = from + ty.i1 * w;
-    const A left = ty.w0 * kept(p[tx.i0]) + ty.w1 * kept(q[tx.i0]), right = ty.w0 * kept(p[tx.i1]) + ty.w1 * kept(q[tx.i1]);
-    return tx.w0 * left + tx.w1 * right;
+    return blend(Corners<A>{kept(p[tx.i0]), kept(q[tx.i0]), kept(p[tx.i1]), kept(q[tx.i1])}, ty.w0, ty.w1, tx.w0, tx.w1);
   }
 
   TEXVLM_HD void run(int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width, EnlargedRun<A>& taps,
@@ -41,8 +40,8 @@ struct Given {
       const A w0 = taps.y.w0, w1 = taps.y.w1;
       for (int j = 0; j < n; ++j) {
         const int l = taps.i0[j], r = taps.i1[j];
-        const A left = w0 * kept(p[l]) + w1 * kept(q[l]), right = w0 * kept(p[r]) + w1 * kept(q[r]);
-        out[j] = (A(1) - taps.weight[j]) * left + taps.weight[j] * right;
+        const Corners<A> v{kept(p[l]), kept(q[l]), kept(p[r]), kept(q[r])};
+        out[j] = blend(v, w0, w1, A(1) - taps.weight[j], taps.weight[j]);
       }
     }
   }

@@ -36,11 +36,8 @@ struct FixedPointTaps {
   TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
     // The nearest level is that of the LOD itself; between levels it is rounded before it is split, so 1.999 is level 2.
     LodTaps<A> q = lod_taps(u, v, filter == Filter::trilinear ? fixed_point(lod, kLodBits) : lod, levels, filter, address);
-    q.near.x = quantised(q.near.x);
-    q.near.y = quantised(q.near.y);
-    q.far.x = quantised(q.far.x);
-    q.far.y = quantised(q.far.y);
-    return q;
+    for (Bilinear<A>* taps : {&q.near, &q.far}) taps->x = quantised(taps->x), taps->y = quantised(taps->y);
+    return settled(q, levels);
   }
 };
 

@@ -4,30 +4,11 @@
 // clamp. Adjoints are in gather form: no atomics.
 #pragma once
 
-#include "texture.h"
+#include "filter.h"
 
 namespace texvlm {
 
-// The two coarse texels that fine texel i lies between, with weights 1 - w1 and w1. Exact: all positions are
-// multiples of 1/(2 fine).
-template <class A>
-struct UpTaps {
-  int64_t i0, i1;
-  A w1;
-};
-
-template <class A>
-TEXVLM_HD UpTaps<A> up_taps(int64_t i, int64_t fine, int64_t coarse) {
-  if (fine == 2 * coarse) {
-    const int64_t first = (i + 1) / 2 - 1;
-    return {maximum<int64_t>(first, 0), minimum(first + 1, coarse - 1), i % 2 ? A(0.25) : A(0.75)};
-  }
-  const int64_t at = (2 * i + 1) * coarse - fine;  // in units of 1/(2 fine), at least -fine
-  const int64_t first = (at + 2 * fine) / (2 * fine) - 1;
-  return {maximum<int64_t>(first, 0), minimum(first + 1, coarse - 1), A(at - first * 2 * fine) / A(2 * fine)};
-}
-
-// Adjoint of up_taps: the fine texels that read coarse texel j, at most 5.
+// The fine texels that read coarse texel j, at most 5.
 constexpr int kUpReaders = 5;
 template <class A>
 struct UpReaders {
@@ -42,8 +23,8 @@ TEXVLM_HD UpReaders<A> up_readers(int64_t j, int64_t fine, int64_t coarse) {
   r.first = maximum<int64_t>(0, 2 * j - 1);
   r.count = static_cast<int>(minimum<int64_t>(2 * j + 4, fine) - r.first);
   for (int k = 0; k < r.count; ++k) {
-    const UpTaps<A> t = up_taps<A>(r.first + k, fine, coarse);
-    r.weight[k] = (t.i0 == j ? A(1) - t.w1 : A(0)) + (t.i1 == j ? t.w1 : A(0));
+    const AxisLerp<A> t = axis_centre<A>(r.first + k, fine, coarse);
+    r.weight[k] = (t.i0 == j ? t.w0 : A(0)) + (t.i1 == j ? t.w1 : A(0));
   }
   return r;
 }
@@ -62,17 +43,15 @@ struct AddEnlarged {
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
     const Levels& l = in.levels;
-    const UpTaps<A> ty = up_taps<A>(y, l.height[level], l.height[level + 1]),
-                    tx = up_taps<A>(x, l.width[level], l.width[level + 1]);
+    const AxisLerp<A> ty = axis_centre<A>(y, l.height[level], l.height[level + 1]),
+                      tx = axis_centre<A>(x, l.width[level], l.width[level + 1]);
     const T *t0 = above.texel(b, level + 1, ty.i0, tx.i0), *t1 = above.texel(b, level + 1, ty.i0, tx.i1);
     const T *d0 = above.texel(b, level + 1, ty.i1, tx.i0), *d1 = above.texel(b, level + 1, ty.i1, tx.i1);
     const T* own = in.texel(b, level, y, x);
     T* o = out.texel(b, level, y, x);
-    const A x1 = tx.w1, x0 = A(1) - x1, y1 = ty.w1, y0 = A(1) - y1;
     for (int64_t c = c0; c < c1; ++c) {  // vertically first, as row() does
-      const A left = y0 * static_cast<A>(t0[c]) + y1 * static_cast<A>(d0[c]),
-              right = y0 * static_cast<A>(t1[c]) + y1 * static_cast<A>(d1[c]);
-      o[c] = static_cast<T>(static_cast<A>(own[c]) + sign * (x0 * left + x1 * right));
+      const Corners<A> v{static_cast<A>(t0[c]), static_cast<A>(d0[c]), static_cast<A>(t1[c]), static_cast<A>(d1[c])};
+      o[c] = static_cast<T>(static_cast<A>(own[c]) + sign * blend(v, ty.w0, ty.w1, tx.w0, tx.w1));
     }
   }
 
@@ -84,8 +63,8 @@ struct AddEnlarged {
       return;
     }
     constexpr int kC = C ? C : 1;
-    const UpTaps<A> ty = up_taps<A>(y, l.height[level], l.height[level + 1]);
-    const A y1 = ty.w1, y0 = A(1) - y1;
+    const AxisLerp<A> ty = axis_centre<A>(y, l.height[level], l.height[level + 1]);
+    const A y1 = ty.w1, y0 = ty.w0;
     const T *top = above.texel(b, level + 1, ty.i0, 0), *bottom = above.texel(b, level + 1, ty.i1, 0);
     const T* own = in.texel(b, level, y, 0);
     T* TEXVLM_RESTRICT o = out.texel(b, level, y, 0);
@@ -130,8 +109,8 @@ struct AddEnlargedAdjoint {
     A sum = 0;
     for (int i = 0; i < ry.count; ++i) {
       A line = 0;
-      for (int j = 0; j < rx.count; ++j) line += rx.weight[j] * static_cast<A>(in[i * pitch + j * channels]);
-      sum += ry.weight[i] * line;
+      for (int j = 0; j < rx.count; ++j) line += counted(rx.weight[j], static_cast<A>(in[i * pitch + j * channels]));
+      sum += counted(ry.weight[i], line);
     }
     return sum;
   }

@@ -9,7 +9,7 @@
 
 #include <type_traits>
 
-#include "filter.h"
+#include "sample.h"
 
 namespace texvlm {
 
@@ -28,6 +28,35 @@ template <class A>
 struct PatchPoint {
   A x, y, mapped_x, mapped_y, u, v;
 };
+
+constexpr int kPatchColumns = 16;                  // columns handled at a time on the host
+constexpr int kPatchSpan = 2 * kPatchColumns + 2;  // texels that they read in one level: at most 2 apart; the last is zero
+constexpr int kPatchTile = 16;                     // channels handled at a time where their number is not a template constant
+
+// The taps of kPatchColumns columns in one level: the texels that they read, and where in that list each
+// column finds its two.
+template <class A>
+struct PatchColumns {
+  bool unit;     // column j reads the texels j and j + 1 of the list, all columns with the same weights
+  bool outside;  // some column reads none: the zero behind the list stands in for its texels
+  int count;     // texels in the list
+  int first;     // of consecutive texels; -1: they are scattered
+  int texel[kPatchSpan];
+  int t0[kPatchColumns], t1[kPatchColumns];
+  A w0[kPatchColumns], w1[kPatchColumns];
+};
+
+// One axis of samples that lie one texel apart, n of them from sample k0 on: true, their first texel and
+// weights where all of them lie inside the level.
+template <class A>
+TEXVLM_HD bool unit_taps(A center, A middle, int k0, int n, int64_t size, int& first, A& w1) {
+  const A x = center * static_cast<A>(size) - (middle + A(0.5)) + static_cast<A>(k0);
+  if (!(x >= A(0) && x + static_cast<A>(n - 1) <= static_cast<A>(size - 1))) return false;
+  const A base = floor_of(x);
+  first = static_cast<int>(base);
+  w1 = x - base;
+  return w1 == A(0) || first + n < size;
+}
 
 // All patches of a call.
 template <class A>
@@ -70,35 +99,54 @@ struct PatchGrid {
     const A mx = axes ? f.axes[0] * x + f.axes[1] * y : x, my = axes ? f.axes[2] * x + f.axes[3] * y : y;
     return {x, y, mx, my, f.u + mx * inverse_width, f.v + my * inverse_height};
   }
+
+  // Whether samples lie exactly one texel apart in the one level that they read.
+  TEXVLM_HD static bool unit(const PatchFrame<A>& f, const int64_t* size) {
+    return f.level.t == A(0) && size[f.level.l0] << f.level.l0 == size[0];
+  }
+
+  // Settled taps of row i of a patch without axes, in one level.
+  TEXVLM_HD AxisLerp<A> row_taps(const PatchFrame<A>& f, int i, const Levels& levels, int level) const {
+    const int height = static_cast<int>(levels.height[level]);
+    int y0;
+    A w1;
+    if (unit(f, levels.height) && unit_taps(f.v, middle(), i, 1, height, y0, w1))
+      return settled(AxisLerp<A>{y0, y0 + 1, A(1) - w1, w1, A(-1), A(1)});
+    return settled(axis_lerp(v_of(f, i), height, address));
+  }
+
+  // Settled taps of its columns j0 .. j0 + n - 1.
+  TEXVLM_HD void column_taps(const PatchFrame<A>& f, int j0, int n, const Levels& levels, int level, PatchColumns<A>& x) const {
+    const int width = static_cast<int>(levels.width[level]);
+    A w1 = 0;
+    x.outside = false;
+    x.unit = unit(f, levels.width) && unit_taps(f.u, middle(), j0, n, width, x.first, w1);
+    if (x.unit) {
+      const bool whole = w1 == A(0);
+      x.w0[0] = whole ? A(0.5) : A(1) - w1;
+      x.w1[0] = whole ? A(0.5) : w1;
+      x.count = whole ? n : n + 1;
+      return;
+    }
+    int low = width, high = 0;
+    for (int j = 0; j < n; ++j) {
+      const AxisLerp<A> t = settled(axis_lerp(u_of(f, j0 + j), width, address));
+      x.t0[j] = t.i0, x.t1[j] = t.i1, x.w0[j] = t.w0, x.w1[j] = t.w1;
+      low = minimum(low, minimum(t.i0, t.i1));
+      high = maximum(high, maximum(t.i0, t.i1));
+    }
+    const bool consecutive = high - low + 1 < kPatchSpan;
+    x.first = consecutive ? low : -1;
+    x.count = consecutive ? high - low + 1 : 2 * n;
+    for (int j = 0; j < n; ++j) {
+      const bool none = x.w0[j] == A(0);
+      x.outside |= none;
+      if (!consecutive) x.texel[2 * j] = x.t0[j], x.texel[2 * j + 1] = x.t1[j];
+      x.t0[j] = none ? x.count : consecutive ? x.t0[j] - low : 2 * j;
+      x.t1[j] = none ? x.count : consecutive ? x.t1[j] - low : 2 * j + 1;
+    }
+  }
 };
-
-constexpr int kPatchColumns = 16;                  // columns handled at a time on the host
-constexpr int kPatchSpan = 2 * kPatchColumns + 2;  // texels that they read in one level: at most 2 apart
-constexpr int kPatchTile = 16;                     // channels handled at a time where their number is not a template constant
-
-// The taps of kPatchColumns columns in one level: the texels that they read, and where in that list each
-// column finds its two.
-template <class A>
-struct PatchColumns {
-  bool unit;  // column j reads the texels j and j + 1 of the list, all columns with the same weights
-  int count;  // texels in the list
-  int first;  // of consecutive texels; -1: they are scattered
-  int texel[kPatchSpan];
-  int t0[kPatchColumns], t1[kPatchColumns];
-  A w0[kPatchColumns], w1[kPatchColumns];
-};
-
-// One axis of samples that lie one texel apart, n of them from sample k0 on: true, their first texel and
-// weights where all of them lie inside the level.
-template <class A>
-TEXVLM_HD bool unit_taps(A center, A middle, int k0, int n, int64_t size, int& first, A& w1) {
-  const A x = center * static_cast<A>(size) - (middle + A(0.5)) + static_cast<A>(k0);
-  if (!(x >= A(0) && x + static_cast<A>(n - 1) <= static_cast<A>(size - 1))) return false;
-  const A base = floor_of(x);
-  first = static_cast<int>(base);
-  w1 = x - base;
-  return w1 == A(0) || first + n < size;
-}
 
 // v = w0 * top + w1 * bottom, n values; N: n where known at compile time.
 template <int N, class A, class T>
@@ -135,15 +183,8 @@ struct ExtractPatches {
       return;
     }
     const T* texels = texture.texel(b, 0, 0, 0);
-    const Bilinear<A> fine = bilinear(p.u, p.v, texture.levels, f.level.l0, grid.address);
-    if (f.level.t == A(0)) {
-      for (int64_t c = c0; c < c1; ++c) o[c * plane()] = static_cast<T>(fetch(texels + c, channels(), fine));
-    } else {
-      const Bilinear<A> coarse = bilinear(p.u, p.v, texture.levels, f.level.l1, grid.address);
-      for (int64_t c = c0; c < c1; ++c)
-        o[c * plane()] = static_cast<T>((A(1) - f.level.t) * fetch(texels + c, channels(), fine) +
-                                        f.level.t * fetch(texels + c, channels(), coarse));
-    }
+    const LodTaps<A> q = settled(lod_taps(p.u, p.v, f.level, texture.levels, grid.address), texture.levels);
+    for (int64_t c = c0; c < c1; ++c) o[c * plane()] = static_cast<T>(fetch(texels + c, channels(), q));
     if (reducers.any_mode) nearest(texels, f, p.u, p.v, o, c0, c1);
   }
 
@@ -181,19 +222,13 @@ struct ExtractPatches {
     }
   }
 
-  // Whether samples lie exactly one texel apart in the one level that they read.
-  TEXVLM_HD static bool unit(const PatchFrame<A>& f, const int64_t* size) {
-    return f.level.t == A(0) && size[f.level.l0] << f.level.l0 == size[0];
-  }
-
   // n columns from j0 on, all rows, of a patch without axes.
   template <int N>
   TEXVLM_HD void strip(int64_t b, const PatchFrame<A>& f, T* patch, int j0, int n) const {
     const int used = f.level.t == A(0) ? 1 : 2;
     PatchColumns<A> columns[2];
-    columns_of(f, j0, n, f.level.l0, columns[0]);
-    if (used == 2) columns_of(f, j0, n, f.level.l1, columns[1]);
-    const bool unit_rows = unit(f, texture.levels.height);
+    grid.column_taps(f, j0, n, texture.levels, f.level.l0, columns[0]);
+    if (used == 2) grid.column_taps(f, j0, n, texture.levels, f.level.l1, columns[1]);
     for (int64_t c0 = 0; c0 < channels(); c0 += C ? C : kPatchTile) {
       const int tile = C ? C : static_cast<int>(minimum<int64_t>(kPatchTile, channels() - c0));
       for (int i = 0; i < grid.size; ++i) {
@@ -203,51 +238,12 @@ struct ExtractPatches {
         for (int k = 0; k < used; ++k) {
           const int level = k ? f.level.l1 : f.level.l0;
           const A share = used == 1 ? A(1) : k ? f.level.t : A(1) - f.level.t;
-          const int height = static_cast<int>(texture.levels.height[level]);
-          int y0 = 0, y1 = 0;
-          A w0 = 1, w1 = 0;
-          if (unit_rows && unit_taps(f.v, grid.middle(), i, 1, height, y0, w1)) {
-            y1 = w1 == A(0) ? y0 : y0 + 1;
-            w0 = A(1) - w1;
-          } else {
-            const AxisLerp<A> y = axis_lerp(grid.v_of(f, i), height, grid.address);
-            y0 = y.i0, y1 = y.i1, w0 = y.w0, w1 = y.w1;
-          }
-          const T *top = texture.texel(b, level, y0, 0) + c0, *bottom = texture.texel(b, level, y1, 0) + c0;
-          source = line<N>(columns[k], top, bottom, w0 * share, w1 * share, k > 0, sum, n, tile);
+          const AxisLerp<A> y = grid.row_taps(f, i, texture.levels, level);
+          const T *top = texture.texel(b, level, y.i0, 0) + c0, *bottom = texture.texel(b, level, y.i1, 0) + c0;
+          source = line<N>(columns[k], top, bottom, y.w0 * share, y.w1 * share, k > 0, sum, n, tile);
         }
         to_planes<N, C>(target, source, plane(), n, tile);
       }
-    }
-  }
-
-  TEXVLM_HD void columns_of(const PatchFrame<A>& f, int j0, int n, int level, PatchColumns<A>& x) const {
-    const int width = static_cast<int>(texture.levels.width[level]);
-    A w1 = 0;
-    x.unit = unit(f, texture.levels.width) && unit_taps(f.u, grid.middle(), j0, n, width, x.first, w1);
-    if (x.unit) {
-      x.w0[0] = A(1) - w1;
-      x.w1[0] = w1;
-      x.count = w1 == A(0) ? n : n + 1;
-      return;
-    }
-    int low = width, high = 0;
-    for (int j = 0; j < n; ++j) {
-      const AxisLerp<A> t = axis_lerp(grid.u_of(f, j0 + j), width, grid.address);
-      x.t0[j] = t.i0, x.t1[j] = t.i1, x.w0[j] = t.w0, x.w1[j] = t.w1;
-      low = minimum(low, minimum(t.i0, t.i1));
-      high = maximum(high, maximum(t.i0, t.i1));
-    }
-    const bool consecutive = high - low < kPatchSpan;
-    x.first = consecutive ? low : -1;
-    x.count = consecutive ? high - low + 1 : 2 * n;
-    for (int j = 0; j < n; ++j) {
-      if (!consecutive) {
-        x.texel[2 * j] = x.t0[j];
-        x.texel[2 * j + 1] = x.t1[j];
-      }
-      x.t0[j] = consecutive ? x.t0[j] - low : 2 * j;
-      x.t1[j] = consecutive ? x.t1[j] - low : 2 * j + 1;
     }
   }
 
@@ -257,11 +253,15 @@ struct ExtractPatches {
   TEXVLM_HD const A* line(const PatchColumns<A>& x, const T* top, const T* bottom, A w0, A w1, bool add, A* TEXVLM_RESTRICT sum,
                           int n, int tile) const {
     A v[kPatchSpan * (C ? C : kPatchTile)];
+    if (w0 == A(0)) {  // both rows are outside
+      for (int k = 0; k < n * tile; ++k) sum[k] = add ? sum[k] : A(0);
+      return sum;
+    }
     if (C > 0 && x.unit) {
       const T *t = top + x.first * C, *d = bottom + x.first * C;
-      if (x.w1[0] == A(0)) {
+      if (x.count == n) {
         if constexpr (std::is_same_v<T, A>) {
-          if (w0 == A(1) && w1 == A(0)) return t;
+          if (t == d && w0 == A(0.5) && w1 == A(0.5)) return t;
         }
         lerp_run<N * C>(sum, t, d, w0, w1, n * C);
       } else {
@@ -271,6 +271,7 @@ struct ExtractPatches {
       return sum;
     }
     const int64_t pitch = channels();
+    for (int c = 0; c < tile && x.outside; ++c) v[x.count * tile + c] = A(0);
     if (C > 0 && x.first >= 0) {
       lerp_run<0>(v, top + x.first * C, bottom + x.first * C, w0, w1, x.count * C);
     } else {
@@ -281,7 +282,7 @@ struct ExtractPatches {
     }
     for (int j = 0; j < n; ++j) {
       const A* TEXVLM_RESTRICT p = v + (x.unit ? j : x.t0[j]) * tile;
-      const A* TEXVLM_RESTRICT q = v + (x.unit ? (x.w1[0] == A(0) ? j : j + 1) : x.t1[j]) * tile;
+      const A* TEXVLM_RESTRICT q = v + (x.unit ? (x.count == n ? j : j + 1) : x.t1[j]) * tile;
       const A a = x.w0[x.unit ? 0 : j], d = x.w1[x.unit ? 0 : j];
       for (int c = 0; c < (C ? C : tile); ++c) {
         const A value = a * p[c] + d * q[c];
@@ -289,173 +290,6 @@ struct ExtractPatches {
       }
     }
     return sum;
-  }
-};
-
-// The incoming gradient [B, N, C, S, S], any strides (in elements), stride 0 too.
-template <class T>
-struct PatchGradView {
-  const T* data;
-  int64_t stride[5];
-
-  TEXVLM_HD const T* at(int64_t b, int64_t n, int i, int j) const {
-    return data + b * stride[0] + n * stride[1] + i * stride[3] + j * stride[4];
-  }
-};
-
-// What one patch adds to the gradients of its frame.
-template <class A>
-struct PatchFrameGrad {
-  A u, v, lod, axes[4];
-};
-
-template <class A>
-struct PatchSlopes {
-  A x, y, value;
-};
-
-// Adjoint of ExtractPatches. Gradients that are not wanted have null pointers; those that are start as zeros.
-template <class T, int C>
-struct ExtractPatchesAdjoint {
-  using A = Acc<T>;
-  TextureView<const T> texture;
-  PatchGrid<A> grid;
-  Reducers reducers;
-  PatchGradView<T> grad;
-  TextureView<A> texels;  // [Bt, T, C]
-  A *center, *lod, *axes;
-
-  TEXVLM_HD int64_t channels() const { return C ? C : texture.channels; }
-
-  TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
-    for (int64_t n = n0; n < n1; ++n) {
-      const PatchFrame<A> f = grid.frame(b, n);
-      if (!f.usable) continue;
-      PatchFrameGrad<A> sum{};
-      for (int j0 = 0; j0 < grid.size; j0 += kPatchColumns) strip(b, n, f, j0, minimum(kPatchColumns, grid.size - j0), sum);
-      add(b, n, sum);
-    }
-  }
-
-  // At an integer LOD the blend has weight 0 but a derivative, from the right.
-  TEXVLM_HD bool needs_coarse(const PatchFrame<A>& f) const { return f.level.t != A(0) || lod; }
-
-  TEXVLM_HD void strip(int64_t b, int64_t n, const PatchFrame<A>& f, int j0, int count, PatchFrameGrad<A>& sum) const {
-    const bool both = needs_coarse(f);
-    const int coarse = both ? f.level.l1 : f.level.l0;
-    const int64_t *width = texture.levels.width, *height = texture.levels.height;
-    AxisLerp<A> x0[kPatchColumns], x1[kPatchColumns];
-    for (int j = 0; j < count && !grid.axes; ++j) {
-      const A u = grid.u_of(f, j0 + j);
-      x0[j] = axis_lerp(u, static_cast<int>(width[f.level.l0]), grid.address);
-      x1[j] = both ? axis_lerp(u, static_cast<int>(width[coarse]), grid.address) : x0[j];
-    }
-    for (int i = 0; i < grid.size; ++i) {
-      AxisLerp<A> y0{}, y1{};
-      if (!grid.axes) {
-        y0 = axis_lerp(grid.v_of(f, i), static_cast<int>(height[f.level.l0]), grid.address);
-        y1 = both ? axis_lerp(grid.v_of(f, i), static_cast<int>(height[coarse]), grid.address) : y0;
-      }
-      for (int j = 0; j < count; ++j) {
-        const PatchPoint<A> p = grid.point(f, i, j0 + j);
-        if (!grid.axes) {
-          one(b, n, f, i, j0 + j, p, joined(x0[j], y0, f.level.l0), joined(x1[j], y1, coarse), 0, channels(), sum);
-        } else if (finite(p.u) && finite(p.v)) {
-          one(b, n, f, i, j0 + j, p, bilinear(p.u, p.v, texture.levels, f.level.l0, grid.address),
-              bilinear(p.u, p.v, texture.levels, coarse, grid.address), 0, channels(), sum);
-        }
-      }
-    }
-  }
-
-  TEXVLM_HD Bilinear<A> joined(const AxisLerp<A>& x, const AxisLerp<A>& y, int level) const {
-    const int64_t width = texture.levels.width[level];
-    const int64_t top = texture.levels.offset[level] + y.i0 * width, bottom = texture.levels.offset[level] + y.i1 * width;
-    return {top + x.i0, top + x.i1, bottom + x.i0, bottom + x.i1, x, y};
-  }
-
-  // Sample (i, j) of patch n: channels [c0, c1).
-  TEXVLM_HD void one(int64_t b, int64_t n, const PatchFrame<A>& f, int i, int j, const PatchPoint<A>& p, const Bilinear<A>& fine,
-                     const Bilinear<A>& coarse, int64_t c0, int64_t c1, PatchFrameGrad<A>& sum) const {
-    const T* g = grad.at(b, n, i, j);
-    const A t = f.level.t, share = A(1) - t;
-    if (texels.data) {
-      A* into = texels.texel(b, 0, 0, 0);
-      spread(into, fine, share, g, c0, c1);
-      if (t != A(0)) spread(into, coarse, t, g, c0, c1);
-    }
-    if (!center && !lod && !axes) return;
-    const T* in = texture.texel(b, 0, 0, 0);
-    const PatchSlopes<A> a = slopes(in, fine, g, c0, c1);
-    add_sample(f, p, a, needs_coarse(f) ? slopes(in, coarse, g, c0, c1) : PatchSlopes<A>{}, sum);
-  }
-
-  // What a sample adds to the gradients of its frame, from what it is told in the two levels.
-  TEXVLM_HD void add_sample(const PatchFrame<A>& f, const PatchPoint<A>& p, const PatchSlopes<A>& a, const PatchSlopes<A>& d,
-                            PatchFrameGrad<A>& sum) const {
-    const A t = f.level.t, share = A(1) - t;
-    const int64_t *width = texture.levels.width, *height = texture.levels.height;
-    A du = share * static_cast<A>(width[f.level.l0]) * a.x, dv = share * static_cast<A>(height[f.level.l0]) * a.y, blend = 0;
-    if (needs_coarse(f)) {
-      du += t * static_cast<A>(width[f.level.l1]) * d.x;
-      dv += t * static_cast<A>(height[f.level.l1]) * d.y;
-      blend = d.value - a.value;
-    }
-    sum.u += du;
-    sum.v += dv;
-    const A dx = du * grid.inverse_width, dy = dv * grid.inverse_height;  // by the mapped offset in pixels
-    sum.lod += f.level.slope * (blend + A(0.69314718055994530942) * (dx * p.mapped_x + dy * p.mapped_y));
-    sum.axes[0] += dx * p.x;
-    sum.axes[1] += dx * p.y;
-    sum.axes[2] += dy * p.x;
-    sum.axes[3] += dy * p.y;
-  }
-
-  TEXVLM_HD bool skips(int64_t c) const { return reducers.any_mode && reducers.of(c) == Reducer::mode; }
-
-  // Adjoint of a bilinear fetch that counts `share`.
-  TEXVLM_HD void spread(A* into, const Bilinear<A>& q, A share, const T* g, int64_t c0, int64_t c1) const {
-    const A top = q.y.w0 * share, bottom = q.y.w1 * share;
-    const A w00 = top * q.x.w0, w01 = top * q.x.w1, w10 = bottom * q.x.w0, w11 = bottom * q.x.w1;
-    A *t00 = into + q.t00 * channels(), *t01 = into + q.t01 * channels(), *t10 = into + q.t10 * channels(),
-      *t11 = into + q.t11 * channels();
-    for (int64_t c = c0; c < c1; ++c) {
-      if (skips(c)) continue;
-      const A gc = static_cast<A>(g[c * grad.stride[2]]);
-      accumulate(t00 + c, w00 * gc);
-      accumulate(t01 + c, w01 * gc);
-      accumulate(t10 + c, w10 * gc);
-      accumulate(t11 + c, w11 * gc);
-    }
-  }
-
-  // The gradient times the fetch, and times its derivatives by the texel coordinates, summed over channels:
-  // the sums are taken texel by texel, so that the weights come in once.
-  TEXVLM_HD PatchSlopes<A> slopes(const T* in, const Bilinear<A>& q, const T* g, int64_t c0, int64_t c1) const {
-    const T *t00 = in + q.t00 * channels(), *t01 = in + q.t01 * channels(), *t10 = in + q.t10 * channels(),
-            *t11 = in + q.t11 * channels();
-    A s00 = 0, s01 = 0, s10 = 0, s11 = 0;
-    for (int64_t c = c0; c < c1; ++c) {
-      if (skips(c)) continue;
-      const A gc = static_cast<A>(g[c * grad.stride[2]]);
-      s00 += gc * static_cast<A>(t00[c]);
-      s01 += gc * static_cast<A>(t01[c]);
-      s10 += gc * static_cast<A>(t10[c]);
-      s11 += gc * static_cast<A>(t11[c]);
-    }
-    const A top = q.x.w0 * s00 + q.x.w1 * s01, bottom = q.x.w0 * s10 + q.x.w1 * s11;
-    return {q.y.w0 * (q.x.d0 * s00 + q.x.d1 * s01) + q.y.w1 * (q.x.d0 * s10 + q.x.d1 * s11), q.y.d0 * top + q.y.d1 * bottom,
-            q.y.w0 * top + q.y.w1 * bottom};
-  }
-
-  TEXVLM_HD void add(int64_t b, int64_t n, const PatchFrameGrad<A>& sum) const {
-    const int64_t q = b * grid.count + n;
-    if (center) {
-      accumulate(center + 2 * q, sum.u);
-      accumulate(center + 2 * q + 1, sum.v);
-    }
-    if (lod) accumulate(lod + q, sum.lod);
-    for (int k = 0; k < 4 && axes; ++k) accumulate(axes + 4 * q + k, sum.axes[k]);
   }
 };
 

@@ -1,57 +1,13 @@
 // Sampling at an explicit level of detail, query by query. The adjoint is in sample_adjoint.h.
 //
-// value = (1 - t) * level l0 + t * level l1, each level bilinear (filter.h). Level l1 is not read where t = 0, so values there
-// that are not finite don't matter; texels outside the picture are not read under Address::border. Mode channels are the nearest
-// texel of the nearest level and have no gradient. A query that is not finite gives NaN and takes no part in any gradient.
+// value = (1 - t) * level l0 + t * level l1, each level bilinear (filter.h, with its rule for texels of weight 0). Mode channels
+// are the nearest texel of the nearest level and have no gradient. A query that is not finite gives NaN and takes no part in any
+// gradient.
 #pragma once
 
-#include "lanes.h"
 #include "taps.h"
 
 namespace texvlm {
-
-// The four texels of a bilinear fetch in one channel; outside the picture (Address::border) they are zero.
-template <class A>
-struct Corners {
-  A t00, t01, t10, t11;
-};
-
-template <class A, class T>
-TEXVLM_HD Corners<A> corners(const T* texels, int64_t channels, const Bilinear<A>& q) {
-  const bool x0 = q.x.d0 != A(0), x1 = q.x.d1 != A(0), y0 = q.y.d0 != A(0), y1 = q.y.d1 != A(0);
-  return {x0 && y0 ? static_cast<A>(texels[q.t00 * channels]) : A(0), x1 && y0 ? static_cast<A>(texels[q.t01 * channels]) : A(0),
-          x0 && y1 ? static_cast<A>(texels[q.t10 * channels]) : A(0), x1 && y1 ? static_cast<A>(texels[q.t11 * channels]) : A(0)};
-}
-
-template <class A>
-TEXVLM_HD A blend(const Corners<A>& v, A x0, A x1, A y0, A y1) {
-  return y0 * (x0 * v.t00 + x1 * v.t01) + y1 * (x0 * v.t10 + x1 * v.t11);
-}
-template <class A>
-TEXVLM_HD A blend(const Corners<A>& v, const Bilinear<A>& q) {
-  return blend(v, q.x.w0, q.x.w1, q.y.w0, q.y.w1);
-}
-
-// What a query reads at one LOD: the two levels and the taps in each.
-template <class A>
-struct LodTaps {
-  LevelLerp<A> level;
-  Bilinear<A> near, far;
-};
-
-template <class A>
-TEXVLM_HD LodTaps<A> lod_taps(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
-  LodTaps<A> q;
-  if (filter == Filter::trilinear) {
-    q.level = level_lerp(lod, levels.count);
-  } else {
-    const int nearest = nearest_level(lod, levels.count);
-    q.level = {nearest, nearest, A(0), A(0)};
-  }
-  q.near = bilinear(u, v, levels, q.level.l0, address);
-  q.far = bilinear(u, v, levels, q.level.l1, address);
-  return q;
-}
 
 // The nearest texel of the nearest level: its number from the picture's first texel, -1 outside.
 template <class A>
@@ -75,11 +31,11 @@ TEXVLM_HD void copy_nearest(const TextureView<const T>& texture, const Reducers&
     if (all || reducers.of(c) == Reducer::mode) to[c] = texel < 0 ? static_cast<T>(0.0f) : texture.data[at + c];
 }
 
-// The four texels around a place in each of its two levels, weighted exactly.
+// The four texels around a place in each of its two levels, weighted exactly; settled.
 struct ExactTaps {
   template <class A>
   TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
-    return lod_taps(u, v, lod, levels, filter, address);
+    return settled(lod_taps(u, v, lod, levels, filter, address), levels);
   }
 };
 
@@ -97,12 +53,7 @@ TEXVLM_HD void sample_lod_query(const TextureView<const T>& texture, const Query
   if (!nearest && !(reducers.uniform && reducers.any_mode)) {
     const LodTaps<A> q = Taps::at(u, v, lod, texture.levels, filter, address);
     const T* texels = texture.data + b * texture.batch_stride;
-    for (int64_t c = c0; c < c1; ++c) {
-      A value = blend(corners(texels + c, texture.channels, q.near), q.near);
-      if (q.level.t != A(0))
-        value = (A(1) - q.level.t) * value + q.level.t * blend(corners(texels + c, texture.channels, q.far), q.far);
-      to[c] = static_cast<T>(value);
-    }
+    for (int64_t c = c0; c < c1; ++c) to[c] = static_cast<T>(fetch(texels + c, texture.channels, q));
   }
   if (nearest || reducers.any_mode)
     copy_nearest(texture, reducers, nearest, b, nearest_texel(u, v, lod, texture.levels, address), c0, c1, to);
@@ -152,7 +103,7 @@ struct SampleLod {
       for (int64_t n = n0; n < n1; ++n) slowly(b, n);
       return;
     }
-    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, false, false};
+    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, true, false, false};
     BlockTaps<A> ring[2];
     int turn = 0;
     for (int64_t n = n0 - kBlock; n < n1; n += kBlock, turn ^= 1) {
@@ -216,13 +167,10 @@ struct SampleLod {
   // `last`: nothing may be written beyond this query's channels.
   TEXVLM_HD static void one_level(const T* texels, int64_t channels, const LevelTaps<A>& taps, int i, T* TEXVLM_RESTRICT to,
                                   bool last) {
-    const T *top = texels + taps.top[i], *bottom = texels + taps.bottom[i];
-    const int64_t step = taps.step[i];
     const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = taps.fy[i], y0 = A(1) - y1;
 #if defined(TEXVLM_HAS_LANES)
     if constexpr (sizeof(T) >= 4 && (C == 4 || (C == 3 && sizeof(T) == 4))) {
-      const Lanes<A, 4> value = y0 * (x0 * load_lanes<A, 4>(top) + x1 * load_lanes<A, 4>(top + step)) +
-                                y1 * (x0 * load_lanes<A, 4>(bottom) + x1 * load_lanes<A, 4>(bottom + step));
+      const Lanes<A, 4> value = blend(taps.template lanes<4>(texels, i, 0), x0, x1, y0, y1);
       if (C == 4 || !last) {
         memcpy(to, &value, sizeof(value));
       } else {
@@ -231,27 +179,16 @@ struct SampleLod {
       return;
     }
 #endif
-    for (int64_t c = 0; c < channels; ++c) {
-      const A upper = x0 * static_cast<A>(top[c]) + x1 * static_cast<A>(top[step + c]);
-      const A lower = x0 * static_cast<A>(bottom[c]) + x1 * static_cast<A>(bottom[step + c]);
-      to[c] = static_cast<T>(y0 * upper + y1 * lower);
-    }
+    for (int64_t c = 0; c < channels; ++c) to[c] = static_cast<T>(blend(taps.corners(texels, i, c), x0, x1, y0, y1));
   }
 
   TEXVLM_HD static void two_levels(const T* texels, int64_t channels, const BlockTaps<A>& taps, int i, T* TEXVLM_RESTRICT to) {
-    const T *top0 = texels + taps.near.top[i], *bottom0 = texels + taps.near.bottom[i];
-    const T *top1 = texels + taps.far.top[i], *bottom1 = texels + taps.far.bottom[i];
-    const int64_t step0 = taps.near.step[i], step1 = taps.far.step[i];
     const A t = taps.t[i], s = A(1) - t;
     const A fx0 = taps.near.fx[i], gx0 = A(1) - fx0, fy0 = taps.near.fy[i], gy0 = A(1) - fy0;
     const A fx1 = taps.far.fx[i], gx1 = A(1) - fx1, fy1 = taps.far.fy[i], gy1 = A(1) - fy1;
-    for (int64_t c = 0; c < channels; ++c) {
-      const A near = gy0 * (gx0 * static_cast<A>(top0[c]) + fx0 * static_cast<A>(top0[step0 + c])) +
-                     fy0 * (gx0 * static_cast<A>(bottom0[c]) + fx0 * static_cast<A>(bottom0[step0 + c]));
-      const A far = gy1 * (gx1 * static_cast<A>(top1[c]) + fx1 * static_cast<A>(top1[step1 + c])) +
-                    fy1 * (gx1 * static_cast<A>(bottom1[c]) + fx1 * static_cast<A>(bottom1[step1 + c]));
-      to[c] = static_cast<T>(s * near + t * far);
-    }
+    for (int64_t c = 0; c < channels; ++c)
+      to[c] = static_cast<T>(s * blend(taps.near.corners(texels, i, c), gx0, fx0, gy0, fy0) +
+                             t * blend(taps.far.corners(texels, i, c), gx1, fx1, gy1, fy1));
   }
 #endif
 };

@@ -16,35 +16,35 @@ struct GradView {
   int64_t stride_b, stride_n, stride_c;
 };
 
-// Derivatives of a blend by the texel coordinates.
-template <class A>
-TEXVLM_HD A blend_dx(const Corners<A>& v, const Bilinear<A>& q) {
-  return blend(v, q.x.d0, q.x.d1, q.y.w0, q.y.w1);
-}
-template <class A>
-TEXVLM_HD A blend_dy(const Corners<A>& v, const Bilinear<A>& q) {
-  return blend(v, q.x.w0, q.x.w1, q.y.d0, q.y.d1);
-}
-
-// Adjoint of blend(corners(...)): adds weight * g to the gradients of the texels inside the picture and inside the band.
+// Adjoint of a blend: adds weight * g to the gradients of the texels inside the band.
 template <class A>
 TEXVLM_HD void scatter_corners(A* texels, int64_t channels, const Bilinear<A>& q, int level, const Band& band, A g) {
-  const bool x0 = q.x.d0 != A(0), x1 = q.x.d1 != A(0);
-  if (q.y.d0 != A(0) && band.has(level, q.y.i0)) {
-    if (x0) accumulate(texels + q.t00 * channels, q.y.w0 * q.x.w0 * g);
-    if (x1) accumulate(texels + q.t01 * channels, q.y.w0 * q.x.w1 * g);
-  }
-  if (q.y.d1 != A(0) && band.has(level, q.y.i1)) {
-    if (x0) accumulate(texels + q.t10 * channels, q.y.w1 * q.x.w0 * g);
-    if (x1) accumulate(texels + q.t11 * channels, q.y.w1 * q.x.w1 * g);
-  }
+  const auto row = [&](A y, int64_t t0, int64_t t1) {
+    if (const A w = y * q.x.w0; w != A(0)) accumulate(texels + t0 * channels, w * g);
+    if (const A w = y * q.x.w1; w != A(0)) accumulate(texels + t1 * channels, w * g);
+  };
+  if (band.has(level, q.y.i0)) row(q.y.w0, q.t00, q.t01);
+  if (band.has(level, q.y.i1)) row(q.y.w1, q.t10, q.t11);
 }
 
-// What one level tells of a query: the sums over the channels of g times the value and its derivatives by the texel coordinates.
+// What a query's place receives: from the slopes in its two levels, of texels times the incoming gradient.
 template <class A>
-struct LevelSums {
-  A value, dx, dy;
+struct PlaceGrad {
+  A u, v, lod;
 };
+template <class A>
+TEXVLM_HD PlaceGrad<A> place_grad(const LevelLerp<A>& level, const Slopes<A>& near, const Slopes<A>& far, const Levels& levels) {
+  const A t = level.t, s = A(1) - t;
+  const A u = s * static_cast<A>(levels.width[level.l0]) * near.dx, v = s * static_cast<A>(levels.height[level.l0]) * near.dy;
+  const A lod = level.l1 == level.l0 ? A(0) : far.value - near.value;
+  if (t == A(0)) return {u, v, lod};
+  return {u + t * static_cast<A>(levels.width[level.l1]) * far.dx, v + t * static_cast<A>(levels.height[level.l1]) * far.dy, lod};
+}
+
+template <class A>
+TEXVLM_HD PlaceGrad<A> place_grad(const LodTaps<A>& q, const Corners<A>& near, const Corners<A>& far, const Levels& levels) {
+  return place_grad(q.level, slopes(near, q.near.x, q.near.y), slopes(far, q.far.x, q.far.y), levels);
+}
 
 // Adjoint of SampleLod: adds to grad_data, grad_uv, grad_lod, each of which may be null, from zero.
 template <class T, int C>
@@ -80,48 +80,77 @@ struct SampleLodAdjoint {
     const T* texels = texture.data + b * texture.batch_stride;
     const bool coordinates = owner && (grad_uv || grad_lod), slope = grad_lod && q.level.slope != A(0),
                blended = q.level.t != A(0);
-    LevelSums<A> near{}, far{};
+    Corners<A> near{}, far{};
+    spread(texels, target, g, q, band, A(1), c0, c1, coordinates, coordinates && (blended || slope), near, far);
+    if (!coordinates) return;
+    const int64_t at = b * count + n;
+    const PlaceGrad<A> d = place_grad(q, near, far, texture.levels);
+    if (grad_uv) {
+      accumulate(grad_uv + 2 * at, d.u);
+      accumulate(grad_uv + 2 * at + 1, d.v);
+    }
+    if (slope) accumulate(grad_lod + at, d.lod);
+  }
+
+  // Channels [c0, c1) of a fetch that counts `weight`, their incoming gradient at g: what the texels at `target` (unless it is
+  // null) receive in this band, and, where asked for, the sums for its place.
+  TEXVLM_HD void spread(const T* texels, A* target, const T* g, const LodTaps<A>& q, const Band& band, A weight, int64_t c0,
+                        int64_t c1, bool look_near, bool look_far, Corners<A>& near, Corners<A>& far) const {
+    const int64_t channels = C ? C : texture.channels;
+    const A share = weight * (A(1) - q.level.t), far_share = weight * q.level.t;
     for (int64_t c = c0; c < c1; ++c) {
       if (reducers.any_mode && reducers.of(c) == Reducer::mode) continue;
       const A gc = static_cast<A>(g[c * grad.stride_c]);
-      if (coordinates) {
-        add_channel(texels + c, channels, q.near, gc, near);
-        if (blended || slope) add_channel(texels + c, channels, q.far, gc, far);
-      }
-      if (target) {
-        scatter_corners(target + c, channels, q.near, q.level.l0, band, (A(1) - q.level.t) * gc);
-        if (blended) scatter_corners(target + c, channels, q.far, q.level.l1, band, q.level.t * gc);
-      }
+      if (look_near) add_products(near, gc, corners(texels + c, channels, q.near));
+      if (look_far) add_products(far, gc, corners(texels + c, channels, q.far));
+      if (!target) continue;
+      scatter_corners(target + c, channels, q.near, q.level.l0, band, share * gc);
+      if (far_share != A(0)) scatter_corners(target + c, channels, q.far, q.level.l1, band, far_share * gc);
     }
-    if (!coordinates) return;
-    const int64_t at = b * count + n;
-    if (grad_uv) {
-      accumulate(grad_uv + 2 * at, d_u(q.level, near, far));
-      accumulate(grad_uv + 2 * at + 1, d_v(q.level, near, far));
-    }
-    if (slope) accumulate(grad_lod + at, far.value - near.value);
-  }
-
-  TEXVLM_HD static void add_channel(const T* texels, int64_t channels, const Bilinear<A>& q, A g, LevelSums<A>& sums) {
-    add_corners(corners(texels, channels, q), q, g, sums);
-  }
-  TEXVLM_HD static void add_corners(const Corners<A>& v, const Bilinear<A>& q, A g, LevelSums<A>& sums) {
-    sums.value += g * blend(v, q);
-    sums.dx += g * blend_dx(v, q);
-    sums.dy += g * blend_dy(v, q);
-  }
-
-  // d/du and d/dv of a query, from the sums of its levels.
-  TEXVLM_HD A d_u(const LevelLerp<A>& level, const LevelSums<A>& near, const LevelSums<A>& far) const {
-    const A first = (A(1) - level.t) * static_cast<A>(texture.levels.width[level.l0]) * near.dx;
-    return level.t == A(0) ? first : first + level.t * static_cast<A>(texture.levels.width[level.l1]) * far.dx;
-  }
-  TEXVLM_HD A d_v(const LevelLerp<A>& level, const LevelSums<A>& near, const LevelSums<A>& far) const {
-    const A first = (A(1) - level.t) * static_cast<A>(texture.levels.height[level.l0]) * near.dy;
-    return level.t == A(0) ? first : first + level.t * static_cast<A>(texture.levels.height[level.l1]) * far.dy;
   }
 
 #if defined(TEXVLM_HOST_LOOPS)
+  // Whether blocks of queries can be spread: not with mode channels among few.
+  TEXVLM_HD bool in_blocks() const { return C == 0 || !reducers.any_mode; }
+
+  // The same of query i of a block, all channels; it is not slow.
+  TEXVLM_HD void spread(const T* texels, A* target, const T* g, const BlockTaps<A>& taps, int i, const Band& band, A weight,
+                        bool look_near, bool look_far, Corners<A>& near, Corners<A>& far) const {
+    const int l0 = taps.l0[i], l1 = taps.l1[i];
+    const A share = weight * (A(1) - taps.t[i]), far_share = weight * taps.t[i];
+    const bool blended = far_share != A(0);
+    const auto levels = [&](const T* from, A* to, const A* gc, int64_t wide) __attribute__((always_inline)) {
+      one_level(from, to, taps.near, i, l0, band, share, look_near, gc, wide, near);
+      if (blended || look_far) one_level(from, blended ? to : nullptr, taps.far, i, l1, band, far_share, look_far, gc, wide, far);
+    };
+    if constexpr (C > 0) {
+      A converted[C];
+      for (int c = 0; c < C; ++c) converted[c] = static_cast<A>(g[c * grad.stride_c]);
+      levels(texels, target, converted, C);
+    } else {
+      constexpr int64_t kChunk = 64;
+      alignas(64) A converted[kChunk];
+      const int64_t channels = texture.channels;
+      for (int64_t c0 = 0, c1; c0 < channels; c0 = c1) {
+        c1 = minimum(channels, c0 + kChunk);
+        if (reducers.any_mode) {  // a run of channels that have gradients
+          const bool skip = reducers.of(c0) == Reducer::mode;
+          int64_t c = c0 + 1;
+          while (c < c1 && (reducers.of(c) == Reducer::mode) == skip) ++c;
+          c1 = c;
+          if (skip) continue;
+        }
+        const A* chunk = converted;
+        if (std::is_same_v<A, T> && grad.stride_c == 1) {
+          chunk = reinterpret_cast<const A*>(g + c0);
+        } else {
+          for (int64_t c = c0; c < c1; ++c) converted[c - c0] = static_cast<A>(g[c * grad.stride_c]);
+        }
+        levels(texels + c0, target ? target + c0 : nullptr, chunk, c1 - c0);
+      }
+    }
+  }
+
   TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const { run(nullptr, n0, n1, b, everywhere()); }
 
   // The queries with these numbers (b * count + n), restricted to the rows of one band of the texture of picture `picture`.
@@ -131,7 +160,7 @@ struct SampleLodAdjoint {
 
   // Queries [begin, end) of the list, or without one, of the picture.
   TEXVLM_HD void run(const int32_t* ids, int64_t begin, int64_t end, int64_t picture, const Band& band) const {
-    if (filter == Filter::nearest || (C > 0 && reducers.any_mode)) {
+    if (filter == Filter::nearest || !in_blocks()) {
       const LevelSizes sizes = level_sizes(texture.levels);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t b = ids ? ids[i] / count : picture, n = ids ? ids[i] % count : i;
@@ -139,7 +168,8 @@ struct SampleLodAdjoint {
       }
       return;
     }
-    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, grad_lod != nullptr, false};
+    const Placing placing{level_sizes(texture.levels), filter, address, C ? C : texture.channels, false,
+                          grad_lod != nullptr,         false};
     BlockTaps<A> ring[2];
     int turn = 0;
     for (int64_t i = begin - kBlock; i < end; i += kBlock, turn ^= 1) {
@@ -189,105 +219,65 @@ struct SampleLodAdjoint {
 
   // Query i of the block.
   TEXVLM_HD void apply(int64_t b, int64_t n, int i, const BlockTaps<A>& taps, const Band& band) const {
-    const int64_t channels = C ? C : texture.channels;
     const bool owner = band.has(taps.l0[i], taps.near.y0[i]);
     if (taps.slow[i]) return slowly(b, n, band, owner);
     const LevelLerp<A> level{taps.l0[i], taps.l1[i], taps.t[i], taps.slope[i]};
-    const bool blended = level.t != A(0);
     const bool coordinates = owner && (grad_uv || (grad_lod && level.slope != A(0)));
-    const bool look_far = coordinates && (blended || (grad_lod && level.slope != A(0)));
     const T* texels = texture.data + b * texture.batch_stride;
     const T* g = grad.data + b * grad.stride_b + n * grad.stride_n;
     A* target = grad_data ? grad_data + b * texture.batch_stride : nullptr;
-    LevelSums<A> near{}, far{};
-    if constexpr (C > 0) {  // no mode channels here
-      A converted[C];
-      for (int c = 0; c < C; ++c) converted[c] = static_cast<A>(g[c * grad.stride_c]);
-      one_level(texels, target, taps.near, i, level.l0, band, A(1) - level.t, coordinates, converted, C, near);
-      if (blended || look_far)
-        one_level(texels, blended ? target : nullptr, taps.far, i, level.l1, band, level.t, look_far, converted, C, far);
-    } else {
-      constexpr int64_t kChunk = 64;
-      alignas(64) A converted[kChunk];
-      for (int64_t c0 = 0, c1; c0 < channels; c0 = c1) {
-        c1 = minimum(channels, c0 + kChunk);
-        if (reducers.any_mode) {  // a run of channels that have gradients
-          const bool skip = reducers.of(c0) == Reducer::mode;
-          int64_t c = c0 + 1;
-          while (c < c1 && (reducers.of(c) == Reducer::mode) == skip) ++c;
-          c1 = c;
-          if (skip) continue;
-        }
-        const A* chunk = converted;
-        if (std::is_same_v<A, T> && grad.stride_c == 1) {
-          chunk = reinterpret_cast<const A*>(g + c0);
-        } else {
-          for (int64_t c = c0; c < c1; ++c) converted[c - c0] = static_cast<A>(g[c * grad.stride_c]);
-        }
-        one_level(texels + c0, target ? target + c0 : nullptr, taps.near, i, level.l0, band, A(1) - level.t, coordinates, chunk,
-                  c1 - c0, near);
-        if (blended || look_far) {
-          one_level(texels + c0, target && blended ? target + c0 : nullptr, taps.far, i, level.l1, band, level.t, look_far, chunk,
-                    c1 - c0, far);
-        }
-      }
-    }
+    Corners<A> near{}, far{};
+    spread(texels, target, g, taps, i, band, A(1), coordinates,
+           coordinates && (level.t != A(0) || (grad_lod && level.slope != A(0))), near, far);
     if (!coordinates) return;  // a query has one owner: what is stored need not be read first, and those lie far apart
     const int64_t at = b * count + n;
+    const PlaceGrad<A> d = place_grad(level, slopes_of(near, taps.near, i), slopes_of(far, taps.far, i), texture.levels);
     if (grad_uv) {
-      grad_uv[2 * at] = d_u(level, near, far);
-      grad_uv[2 * at + 1] = d_v(level, near, far);
+      grad_uv[2 * at] = d.u;
+      grad_uv[2 * at + 1] = d.v;
     }
-    if (grad_lod && level.slope != A(0)) grad_lod[at] = far.value - near.value;
+    if (grad_lod && level.slope != A(0)) grad_lod[at] = d.lod;
+  }
+
+  TEXVLM_HD static Slopes<A> slopes_of(const Corners<A>& sums, const LevelTaps<A>& taps, int i) {
+    return slopes(sums, AxisLerp<A>{0, taps.step[i] != 0, A(1) - taps.fx[i], taps.fx[i], A(-1), A(1)},
+                  AxisLerp<A>{taps.y0[i], taps.y1[i], A(1) - taps.fy[i], taps.fy[i], A(-1), A(1)});
   }
 
   // Some channels of one level: sums for the coordinates, and the scatter of share * g. No tap is outside the picture.
   TEXVLM_HD static void one_level(const T* texels, A* target, const LevelTaps<A>& taps, int i, int level, const Band& band,
-                                  A share, bool coordinates, const A* g, int64_t wide, LevelSums<A>& sums) {
-    const int64_t step = taps.step[i];
-    const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = taps.fy[i], y0 = A(1) - y1;
-    if (coordinates) {
-      const T *top = texels + taps.top[i], *bottom = texels + taps.bottom[i];
-      int64_t c = 0;
-#if defined(TEXVLM_HAS_LANES)
-      if constexpr (C == 0) {
-        constexpr int N = 8;
-        Lanes<A, N> value{}, dx{}, dy{};
-        for (; c + N <= wide; c += N) {
-          const Lanes<A, N> gc = load_lanes<A, N>(g + c);
-          const Lanes<A, N> p = load_lanes<A, N>(top + c), q = load_lanes<A, N>(top + step + c) - p;
-          const Lanes<A, N> r = load_lanes<A, N>(bottom + c), s = load_lanes<A, N>(bottom + step + c) - r;
-          const Lanes<A, N> upper = p + x1 * q, lower = r + x1 * s;
-          dx += gc * (y0 * q + y1 * s);
-          dy += gc * (lower - upper);
-          value += gc * (y0 * upper + y1 * lower);
-        }
-        for (int k = 0; k < N; ++k) {
-          sums.dx += dx[k];
-          sums.dy += dy[k];
-          sums.value += value[k];
-        }
-      }
-#endif
-      for (; c < wide; ++c) {
-        const A p = static_cast<A>(top[c]), q = static_cast<A>(top[step + c]) - p;
-        const A r = static_cast<A>(bottom[c]), s = static_cast<A>(bottom[step + c]) - r;
-        const A upper = p + x1 * q, lower = r + x1 * s;
-        sums.dx += g[c] * (y0 * q + y1 * s);
-        sums.dy += g[c] * (lower - upper);
-        sums.value += g[c] * (y0 * upper + y1 * lower);
-      }
-    }
+                                  A share, bool coordinates, const A* g, int64_t wide, Corners<A>& sums) {
+    if (coordinates) add_run(texels, taps, i, g, wide, sums);
     if (!target) return;
-    if (band.has(level, taps.y0[i])) scatter_row(target + taps.top[i], step, share * y0 * x0, share * y0 * x1, g, wide);
-    if (band.has(level, taps.y1[i])) scatter_row(target + taps.bottom[i], step, share * y1 * x0, share * y1 * x1, g, wide);
+    const int64_t step = taps.step[i];
+    const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = share * taps.fy[i], y0 = share * (A(1) - taps.fy[i]);
+    if (band.has(level, taps.y0[i])) scatter_row(target + taps.top[i], step, y0 * x0, y0 * x1, g, wide);
+    if (band.has(level, taps.y1[i])) scatter_row(target + taps.bottom[i], step, y1 * x0, y1 * x1, g, wide);
   }
 
-  // Both texels may be the same one (step 0), so the first is done before the second is read.
+  TEXVLM_HD static void add_run(const T* texels, const LevelTaps<A>& taps, int i, const A* g, int64_t wide, Corners<A>& sums) {
+    int64_t c = 0;
+#if defined(TEXVLM_HAS_LANES)
+    if constexpr (C == 0) {
+      constexpr int N = 8;
+      Corners<Lanes<A, N>> all{};
+      for (; c + N <= wide; c += N) add_products(all, load_lanes<A, N>(g + c), taps.template lanes<N>(texels, i, c));
+      for (int k = 0; k < N; ++k) {
+        sums.t00 += all.t00[k];
+        sums.t01 += all.t01[k];
+        sums.t10 += all.t10[k];
+        sums.t11 += all.t11[k];
+      }
+    }
+#endif
+    for (; c < wide; ++c) add_products(sums, g[c], taps.corners(texels, i, c));
+  }
+
+  // Both texels may be the same one (step 0), so the first is done before the second is read. Texels of weight 0 receive nothing.
   TEXVLM_HD static void scatter_row(A* row, int64_t step, A w0, A w1, const A* g, int64_t wide) {
 #if defined(TEXVLM_HAS_LANES)
     if constexpr (C == 3) {  // two neighbours are six values: four and two
-      if (step == 3) {
+      if (step == 3 && w0 != A(0) && w1 != A(0)) {
         const Lanes<A, 4> first{w0 * g[0], w0 * g[1], w0 * g[2], w1 * g[0]};
         const Lanes<A, 2> rest{w1 * g[1], w1 * g[2]};
         store_lanes<A, 4>(row, load_lanes<A, 4>(row) + first);
@@ -296,8 +286,8 @@ struct SampleLodAdjoint {
       }
     }
 #endif
-    add_scaled(row, w0, g, wide);
-    add_scaled(row + step, w1, g, wide);
+    if (w0 != A(0)) add_scaled(row, w0, g, wide);
+    if (w1 != A(0)) add_scaled(row + step, w1, g, wide);
   }
 
   TEXVLM_HD static void add_scaled(A* TEXVLM_RESTRICT to, A w, const A* TEXVLM_RESTRICT g, int64_t wide) {
@@ -307,7 +297,7 @@ struct SampleLodAdjoint {
 };
 
 #if defined(TEXVLM_HOST_LOOPS)
-// The bands that a query touches: `slots` of them (2, or 4 where two levels are blended), -1 for none. Pictures with textures of
+// The bands that a query touches, as scatter.h wants them: a pair, or two where two levels are blended. Pictures with textures of
 // their own have bands of their own.
 template <class A>
 struct SampleKeys {
@@ -318,12 +308,12 @@ struct SampleKeys {
   Filter filter;
   Address address;
 
-  int slots() const { return filter == Filter::trilinear && levels.count > 1 ? 4 : 2; }
+  int pairs() const { return filter == Filter::trilinear && levels.count > 1 ? 2 : 1; }
 
   // Queries [begin, end) of all pictures.
   void operator()(const BandTable& bands, int64_t begin, int64_t end, int32_t* out) const {
-    const Placing placing{level_sizes(levels), filter, address, 1, false, true};
-    const int width = slots();
+    const Placing placing{level_sizes(levels), filter, address, 1, false, false, true};
+    const int width = 2 * pairs();
     BlockTaps<A> taps;
     for (int64_t q = begin; q < end;) {
       const int64_t b = q / count, n = q - b * count;
@@ -336,16 +326,14 @@ struct SampleKeys {
         if (filter == Filter::nearest) {
           const int level = taps.l0[i], h = static_cast<int>(levels.height[level]);
           const int y = axis_nearest(queries.v(b, n + i), h, address);
-          if (y >= 0) out[0] = first + bands.of(level, y);
+          if (y >= 0) out[0] = out[1] = first + bands.of(level, y);
           continue;
         }
         out[0] = first + bands.of(taps.l0[i], taps.near.y0[i]);
-        const int second = first + bands.of(taps.l0[i], taps.near.y1[i]);
-        if (second != out[0]) out[1] = second;
+        out[1] = first + bands.of(taps.l0[i], taps.near.y1[i]);
         if (width == 2 || taps.t[i] == A(0)) continue;
         out[2] = first + bands.of(taps.l1[i], taps.far.y0[i]);
-        const int fourth = first + bands.of(taps.l1[i], taps.far.y1[i]);
-        if (fourth != out[2]) out[3] = fourth;
+        out[3] = first + bands.of(taps.l1[i], taps.far.y1[i]);
       }
       q += valid;
     }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "filter.h"
+#include "lanes.h"
 
 #if defined(TEXVLM_HOST_LOOPS) && defined(__GNUC__)
 #define TEXVLM_PREFETCH(p) __builtin_prefetch(p)
@@ -45,6 +46,20 @@ struct LevelTaps {
   alignas(64) int64_t top[kBlock], bottom[kBlock], step[kBlock];
   alignas(64) A fx[kBlock], fy[kBlock];
   alignas(64) int y0[kBlock], y1[kBlock];
+
+  // Channel c of query i.
+  template <class T>
+  TEXVLM_HD Corners<A> corners(const T* texels, int i, int64_t c) const {
+    const T *p = texels + top[i] + c, *q = texels + bottom[i] + c;
+    return {static_cast<A>(p[0]), static_cast<A>(p[step[i]]), static_cast<A>(q[0]), static_cast<A>(q[step[i]])};
+  }
+#if defined(TEXVLM_HAS_LANES)
+  template <int N, class T>
+  TEXVLM_HD Corners<Lanes<A, N>> lanes(const T* texels, int i, int64_t c) const {
+    const T *p = texels + top[i] + c, *q = texels + bottom[i] + c;
+    return {load_lanes<A, N>(p), load_lanes<A, N>(p + step[i]), load_lanes<A, N>(q), load_lanes<A, N>(q + step[i])};
+  }
+#endif
 };
 
 template <class A>
@@ -78,6 +93,7 @@ struct Placing {
   Filter filter;
   Address address;
   int64_t channels;
+  bool settled;     // taps to blend (filter.h), not to differentiate
   bool always_far;  // the second level's taps also where its weight is zero: d/dlod looks at it
   bool rows_only;   // no more than levels and rows
 };
@@ -116,6 +132,15 @@ TEXVLM_HD void load_listed(const QueryView<A>& q, const int32_t* ids, int64_t pe
   }
 }
 
+// settled() of an axis whose weights are 1 - w and w.
+template <class A>
+TEXVLM_HD void settle(int* TEXVLM_RESTRICT i0, int* TEXVLM_RESTRICT i1, A* TEXVLM_RESTRICT w) {
+  for (int i = 0; i < kBlock; ++i) {
+    const AxisLerp<A> p = texvlm::settled(AxisLerp<A>{i0[i], i1[i], A(1) - w[i], w[i], A(-1), A(1)});
+    i0[i] = p.i0, i1[i] = p.i1, w[i] = p.w1;
+  }
+}
+
 template <Address kAddress, bool kUniform, class A>
 TEXVLM_HD void place_level(const Coordinates<A>& s, const Placing& placing, const int* level, LevelTaps<A>& out, int* slow) {
   const LevelSizes& sizes = placing.sizes;
@@ -128,6 +153,7 @@ TEXVLM_HD void place_level(const Coordinates<A>& s, const Placing& placing, cons
     out.fy[i] = y.w1;
     if (kAddress == Address::border) slow[i] |= static_cast<int>(y.d0 == A(0)) | static_cast<int>(y.d1 == A(0));
   }
+  if (placing.settled) settle(out.y0, out.y1, out.fy);
   if (placing.rows_only) return;
   alignas(64) int x0[kBlock], x1[kBlock];
   for (int i = 0; i < kBlock; ++i) {
@@ -138,6 +164,7 @@ TEXVLM_HD void place_level(const Coordinates<A>& s, const Placing& placing, cons
     out.fx[i] = x.w1;
     if (kAddress == Address::border) slow[i] |= static_cast<int>(x.d0 == A(0)) | static_cast<int>(x.d1 == A(0));
   }
+  if (placing.settled) settle(x0, x1, out.fx);
   const int64_t channels = placing.channels;
   const int64_t all_offset = sizes.offset[level[0]];
   for (int i = 0; i < kBlock; ++i) {

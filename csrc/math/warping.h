@@ -4,10 +4,17 @@
 // `stay`, fetches from where it is.
 #pragma once
 
-#include "filter.h"
+#include "bands.h"
 #include "salience.h"
 
 namespace texvlm {
+
+template <class T>
+TEXVLM_HD Corners<Acc<T>> corners_at(const ImageView<const T>& planes, int64_t b, int64_t c, const AxisLerp<Acc<T>>& x,
+                                     const AxisLerp<Acc<T>>& y) {
+  const auto at = [&](int i, int j) { return static_cast<Acc<T>>(planes.at(b, c, i, j)); };
+  return {at(y.i0, x.i0), at(y.i0, x.i1), at(y.i1, x.i0), at(y.i1, x.i1)};
+}
 
 // Flow [B, 2, h, w] in pixels of its own grid, read bilinearly at the pixels of height x width planes, and what is occluded
 // [B, h, w] (null: nothing), read at the nearest.
@@ -24,12 +31,8 @@ struct FlowField {
     if (h == height && w == width) {
       for (int c = 0; c < 2; ++c) f[c] = flow.at(b, c, y, x);
     } else {
-      const AxisEnlarge<A> ty = axis_enlarge<A>(y, height, h), tx = axis_enlarge<A>(x, width, w);
-      for (int c = 0; c < 2; ++c) {
-        const A left = ty.w0 * flow.at(b, c, ty.i0, tx.i0) + ty.w1 * flow.at(b, c, ty.i1, tx.i0);
-        const A right = ty.w0 * flow.at(b, c, ty.i0, tx.i1) + ty.w1 * flow.at(b, c, ty.i1, tx.i1);
-        f[c] = (tx.w0 * left + tx.w1 * right) * scale(c);
-      }
+      const AxisLerp<A> ty = axis_centre<A>(y, height, h), tx = axis_centre<A>(x, width, w);
+      for (int c = 0; c < 2; ++c) f[c] = blend(corners_at(flow, b, c, tx, ty), tx.w0, tx.w1, ty.w0, ty.w1) * scale(c);
     }
     to_x = static_cast<A>(x) + f[0], to_y = static_cast<A>(y) + f[1];
   }
@@ -78,6 +81,36 @@ struct WarpTaps {
   }
 };
 
+#if defined(TEXVLM_HOST_LOOPS)
+// The same of n pixels of a row, settled: all but the hidden ones are shown; wx, wy: the weights of x1, y1.
+template <class A>
+struct WarpRun {
+  int y0[kRun], y1[kRun], x0[kRun], x1[kRun];
+  A wy[kRun], wx[kRun];
+  int32_t shown[kRun];
+
+  TEXVLM_HD void place(const FlowField<A>& field, int64_t b, int64_t y, int64_t x, int n) {
+    A to_y[kRun], to_x[kRun];
+    field.run(b, y, x, n, to_y, to_x, shown);
+    const int column = static_cast<int>(x);
+    for (int j = 0; j < n; ++j) {
+      to_y[j] = shown[j] ? to_y[j] : static_cast<A>(y);
+      to_x[j] = shown[j] ? to_x[j] : static_cast<A>(column + j);
+      shown[j] |= static_cast<int>(field.stay);
+    }
+    axis(to_y, n, field.height, y0, y1, wy);
+    axis(to_x, n, field.width, x0, x1, wx);
+  }
+  TEXVLM_HD static void axis(const A* TEXVLM_RESTRICT at, int n, int64_t size, int* TEXVLM_RESTRICT first,
+                             int* TEXVLM_RESTRICT second, A* TEXVLM_RESTRICT weight) {
+    for (int j = 0; j < n; ++j) {
+      const AxisLerp<A> p = settled(axis_lerp_at(at[j], static_cast<int>(size), false));
+      first[j] = p.i0, second[j] = p.i1, weight[j] = p.w1;
+    }
+  }
+};
+#endif
+
 template <class T, int C>
 struct Warp {
   using A = Acc<T>;
@@ -89,54 +122,32 @@ struct Warp {
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
     const WarpTaps<A> q(field, b, y, x);
+    const AxisLerp<A> tx = settled(q.x), ty = settled(q.y);
     for (int64_t c = c0; c < c1; ++c) {
-      A value = fill;
-      if (!q.hidden) {
-        const auto at = [&](int i, int j) { return static_cast<A>(planes.at(b, c, i, j)); };
-        // Texels of weight 0 are not read: a NaN beside the place does not matter.
-        const A top = q.x.w1 == A(0) ? at(q.y.i0, q.x.i0) : q.x.w0 * at(q.y.i0, q.x.i0) + q.x.w1 * at(q.y.i0, q.x.i1);
-        value = top;
-        if (q.y.w1 != A(0)) {
-          const A bottom = q.x.w1 == A(0) ? at(q.y.i1, q.x.i0) : q.x.w0 * at(q.y.i1, q.x.i0) + q.x.w1 * at(q.y.i1, q.x.i1);
-          value = q.y.w0 * top + q.y.w1 * bottom;
-        }
-      }
+      const A value = q.hidden ? fill : blend(corners_at(planes, b, c, tx, ty), tx.w0, tx.w1, ty.w0, ty.w1);
       out[((b * channels + c) * field.height + y) * field.width + x] = static_cast<T>(value);
     }
   }
 
 #if defined(TEXVLM_HOST_LOOPS)
-  // Along one axis, of n pixels: offsets of the two texels, and the weight of the second.
-  TEXVLM_HD static void taps(const A* TEXVLM_RESTRICT at, int n, int64_t size, int64_t stride, int64_t* TEXVLM_RESTRICT first,
-                             int64_t* TEXVLM_RESTRICT second, A* TEXVLM_RESTRICT weight) {
-    for (int j = 0; j < n; ++j) {
-      const AxisLerp<A> lerp = axis_lerp_at(at[j], static_cast<int>(size), false);
-      first[j] = lerp.i0 * stride, second[j] = lerp.i1 * stride, weight[j] = lerp.w1;
-    }
-  }
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
     for (int64_t x = x0; x < x1; x += kRun) {
-      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x)), column = static_cast<int>(x);
-      A to_y[kRun], to_x[kRun], wy[kRun], wx[kRun];
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      WarpRun<A> q;
+      q.place(field, b, y, x, n);
       int64_t top[kRun], bottom[kRun], left[kRun], right[kRun];
-      int32_t found[kRun];
-      field.run(b, y, x, n, to_y, to_x, found);
       for (int j = 0; j < n; ++j) {
-        to_y[j] = found[j] ? to_y[j] : static_cast<A>(y);
-        to_x[j] = found[j] ? to_x[j] : static_cast<A>(column + j);
+        top[j] = q.y0[j] * planes.stride_y, bottom[j] = q.y1[j] * planes.stride_y;
+        left[j] = q.x0[j] * planes.stride_x, right[j] = q.x1[j] * planes.stride_x;
       }
-      taps(to_y, n, field.height, planes.stride_y, top, bottom, wy);
-      taps(to_x, n, field.width, planes.stride_x, left, right, wx);
       for (int64_t c = 0; c < channels; ++c) {
         const T* TEXVLM_RESTRICT from = &planes.at(b, c, 0, 0);
         T* TEXVLM_RESTRICT to = out + ((b * channels + c) * field.height + y) * field.width + x;
         for (int j = 0; j < n; ++j) {
-          const A t00 = static_cast<A>(from[top[j] + left[j]]), t01 = static_cast<A>(from[top[j] + right[j]]);
-          const A t10 = static_cast<A>(from[bottom[j] + left[j]]), t11 = static_cast<A>(from[bottom[j] + right[j]]);
-          const A above = wx[j] == A(0) ? t00 : (A(1) - wx[j]) * t00 + wx[j] * t01;
-          const A below = wx[j] == A(0) ? t10 : (A(1) - wx[j]) * t10 + wx[j] * t11;
-          const A value = wy[j] == A(0) ? above : (A(1) - wy[j]) * above + wy[j] * below;
-          to[j] = static_cast<T>((found[j] | static_cast<int>(field.stay)) ? value : fill);
+          const Corners<A> v{static_cast<A>(from[top[j] + left[j]]), static_cast<A>(from[top[j] + right[j]]),
+                             static_cast<A>(from[bottom[j] + left[j]]), static_cast<A>(from[bottom[j] + right[j]])};
+          const A value = blend(v, A(1) - q.wx[j], q.wx[j], A(1) - q.wy[j], q.wy[j]);
+          to[j] = static_cast<T>(q.shown[j] ? value : fill);
         }
       }
     }
@@ -144,7 +155,9 @@ struct Warp {
 #endif
 };
 
-// Adjoint by the planes: what each pixel scatters, plane by plane. `to` [B, C, H, W], zero-filled.
+// Adjoint by the planes: what each pixel scatters. `to` [B, C, H, W]. On CUDA n numbers the pixels of all planes. The host goes
+// by bands (bands.h) of each plane: WarpRows says which rows the runs of pixels touch, `list` takes those of a band in their
+// order.
 template <class T, int C>
 struct WarpAdjoint {
   using A = Acc<T>;
@@ -153,28 +166,65 @@ struct WarpAdjoint {
   A* to;
   int64_t channels;
 
-  TEXVLM_HD void pixel_of(int64_t b, int64_t c, int64_t y, int64_t x) const {
-    const WarpTaps<A> q(field, b, y, x);
-    if (q.hidden) return;
-    const A g = static_cast<A>(grad.at(b, c, y, x));
-    A* const plane = to + (b * channels + c) * field.height * field.width;
-    A *const top = plane + q.y.i0 * field.width, *const bottom = plane + q.y.i1 * field.width;
-    accumulate(top + q.x.i0, q.y.w0 * q.x.w0 * g);
-    accumulate(top + q.x.i1, q.y.w0 * q.x.w1 * g);
-    accumulate(bottom + q.x.i0, q.y.w1 * q.x.w0 * g);
-    accumulate(bottom + q.x.i1, q.y.w1 * q.x.w1 * g);
-  }
-  // CUDA: n numbers the pixels of all planes; the host takes plane by plane, so that results do not depend on threads.
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
     const int64_t pixels = field.height * field.width, c = n / pixels, at = n - c * pixels, y = at / field.width;
-    pixel_of(b, c, y, at - y * field.width);
+    const int64_t x = at - y * field.width;
+    const WarpTaps<A> q(field, b, y, x);
+    if (q.hidden) return;
+    const AxisLerp<A> tx = settled(q.x), ty = settled(q.y);
+    add(to + (b * channels + c) * pixels, static_cast<A>(grad.at(b, c, y, x)), ty.i0, tx.i0, tx.i1, ty.w0 * tx.w0, ty.w0 * tx.w1);
+    add(to + (b * channels + c) * pixels, static_cast<A>(grad.at(b, c, y, x)), ty.i1, tx.i0, tx.i1, ty.w1 * tx.w0, ty.w1 * tx.w1);
   }
-  TEXVLM_HD void block(int64_t b, int64_t c0, int64_t c1) const {
-    for (int64_t c = c0; c < c1; ++c)
-      for (int64_t y = 0; y < field.height; ++y)
-        for (int64_t x = 0; x < field.width; ++x) pixel_of(b, c, y, x);
+  TEXVLM_HD void add(A* plane, A g, int64_t y, int64_t x0, int64_t x1, A w0, A w1) const {
+    accumulate(plane + y * field.width + x0, w0 * g);
+    accumulate(plane + y * field.width + x1, w1 * g);
+  }
+
+#if defined(TEXVLM_HOST_LOOPS)
+  // ids: of runs of kRun pixels, row by row, of all planes.
+  TEXVLM_HD void list(const int32_t* ids, int64_t many, int64_t, const Band& band) const {
+    const int64_t a_row = (field.width + kRun - 1) / kRun, a_plane = a_row * field.height;
+    for (int64_t k = 0; k < many; ++k) {
+      const int64_t p = ids[k] / a_plane, b = p / channels, c = p - b * channels;
+      const int64_t y = (ids[k] - p * a_plane) / a_row, x = (ids[k] - p * a_plane - y * a_row) * kRun;
+      const int n = static_cast<int>(minimum<int64_t>(kRun, field.width - x));
+      WarpRun<A> q;
+      q.place(field, b, y, x, n);
+      A* const plane = to + p * field.height * field.width;
+      for (int j = 0; j < n; ++j) {
+        if (!q.shown[j]) continue;
+        const A g = static_cast<A>(grad.at(b, c, y, x + j)), x1 = q.wx[j], x0 = A(1) - x1, y1 = q.wy[j], y0 = A(1) - y1;
+        if (band.has(0, q.y0[j])) add(plane, g, q.y0[j], q.x0[j], q.x1[j], y0 * x0, y0 * x1);
+        if (band.has(0, q.y1[j])) add(plane, g, q.y1[j], q.x0[j], q.x1[j], y1 * x0, y1 * x1);
+      }
+    }
+  }
+#endif
+};
+
+#if defined(TEXVLM_HOST_LOOPS)
+// The first and the last row of the planes that the pixels of a run read, -1 where they read none: out [B, runs, 2].
+template <class A>
+struct WarpRows {
+  FlowField<A> field;
+  int32_t* out;
+
+  TEXVLM_HD static int64_t runs(int64_t height, int64_t width) { return (width + kRun - 1) / kRun * height; }
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+    const int64_t a_row = (field.width + kRun - 1) / kRun, y = n / a_row, x = (n - y * a_row) * kRun;
+    const int count = static_cast<int>(minimum<int64_t>(kRun, field.width - x)), all = static_cast<int>(field.height);
+    WarpRun<A> q;
+    q.place(field, b, y, x, count);
+    int first = all, last = -1;
+    for (int j = 0; j < count; ++j) {
+      first = minimum(first, q.shown[j] ? q.y0[j] : all);
+      last = maximum(last, q.shown[j] ? q.y1[j] : -1);
+    }
+    int32_t* const to = out + (b * runs(field.height, field.width) + n) * 2;
+    to[0] = last < 0 ? -1 : first, to[1] = last;
   }
 };
+#endif
 
 // Adjoint by the flow, first half: what the displacement of each pixel receives, in pixels of the planes. `to` [B, H, W, 2].
 template <class T, int C>
@@ -188,16 +238,12 @@ struct WarpFlowAdjoint {
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     const WarpTaps<A> q(field, b, y, x);
-    A along = 0, down = 0;
-    for (int64_t c = 0; c < channels && q.moved; ++c) {
-      const A g = static_cast<A>(grad.at(b, c, y, x));
-      const A t00 = static_cast<A>(planes.at(b, c, q.y.i0, q.x.i0)), t01 = static_cast<A>(planes.at(b, c, q.y.i0, q.x.i1)),
-              t10 = static_cast<A>(planes.at(b, c, q.y.i1, q.x.i0)), t11 = static_cast<A>(planes.at(b, c, q.y.i1, q.x.i1));
-      along += g * (q.y.w0 * (t01 - t00) + q.y.w1 * (t11 - t10));
-      down += g * (q.x.w0 * (t10 - t00) + q.x.w1 * (t11 - t01));
-    }
+    Corners<A> sums{};
+    for (int64_t c = 0; c < channels && q.moved; ++c)
+      add_products(sums, static_cast<A>(grad.at(b, c, y, x)), corners_at(planes, b, c, q.x, q.y));
+    const Slopes<A> d = slopes(sums, q.x, q.y);
     A* const out = to + ((b * field.height + y) * field.width + x) * 2;
-    out[0] = along, out[1] = down;
+    out[0] = d.dx, out[1] = d.dy;
   }
 };
 

@@ -32,11 +32,8 @@ class HardwareSampler(sample.Sampler):
         at = (uv * self.size(level) - 0.5).clamp(-limit, limit)
         x, y = at.floor().long().unbind(-1)
         fx, fy = fixed_point(at - at.floor())[..., None].unbind(2)
-        result = torch.zeros((), dtype=uv.dtype, device=uv.device)
-        for dy, wy in ((0, 1 - fy), (1, fy)):
-            row = (1 - fx) * self.fetch(level, x, y + dy) + fx * self.fetch(level, x + 1, y + dy)
-            result = result + wy * row
-        return result
+        upper, lower = (sample.mix(fx, self.fetch(level, x, y + dy), self.fetch(level, x + 1, y + dy)) for dy in (0, 1))
+        return sample.mix(fy, upper, lower)
 
     def trilinear(self, lod: Tensor, uv: Tensor) -> Tensor:
         """Return the blend of two levels with a LOD of 8 fractional bits, `[B, N, C]`."""

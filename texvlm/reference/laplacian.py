@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .pyramid import compute_dtype, pack_levels, split_levels, store
+from .sample import mix
 
 
 def _lerp_axis(value: Tensor, fine: int, dim: int) -> Tensor:
@@ -16,7 +17,7 @@ def _lerp_axis(value: Tensor, fine: int, dim: int) -> Tensor:
     first = at.floor()
     weight = (at - first).to(value.dtype).reshape([fine if d == dim else 1 for d in range(value.dim())])
     low, high = (i.long().clamp(0, coarse - 1) for i in (first, first + 1))
-    return (1 - weight) * value.index_select(dim, low) + weight * value.index_select(dim, high)
+    return mix(weight, value.index_select(dim, low), value.index_select(dim, high))
 
 
 def upsample(level: Tensor, height: int, width: int) -> Tensor:

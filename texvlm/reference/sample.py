@@ -3,15 +3,18 @@
 Coordinates: `uv` in [0, 1], (u, v) = (x, y), texel centres at (i + 0.5)/n (`align_corners=False`). LOD 0 is
 full size, continuous, clamped to [0, levels - 1]. Mode channels are always the nearest texel of the nearest
 level, without gradient. A query that is not finite gives NaN in all its channels and takes no part in any
-gradient.
+gradient. A texel of weight 0 does not count, whatever it holds (NaN, infinity), and receives no gradient;
+texels outside the picture under "border" are zeros that do not count either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .pyramid import by_channels, channel_reducers, compute_dtype, level_table, texel_count
 
@@ -44,6 +47,64 @@ def address_index(index: Tensor, size: Tensor, address: str) -> tuple[Tensor, Te
     if address == "border":
         inside = (index >= 0) & (index < size)
     return torch.minimum(index.clamp(min=0), size - 1), inside
+
+
+class _Mix(torch.autograd.Function):
+    """(1 - w) a + w b, where a value of weight 0 does not count. The derivative by w is b - a, also at w = 0."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, a: Tensor, b: Tensor, in_a: Tensor, in_b: Tensor) -> Tensor:
+        ctx.save_for_backward(w, a, b, in_a, in_b)
+        return torch.where(w == 1, 0, (1 - w) * a) + torch.where(w == 0, 0, w * b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        w, a, b, in_a, in_b = ctx.saved_tensors
+        return (
+            (torch.where(in_b, grad * b, 0) - torch.where(in_a, grad * a, 0)).sum_to_size(w.shape),
+            torch.where(w == 1, 0, (1 - w) * grad).sum_to_size(a.shape),
+            torch.where(w == 0, 0, w * grad).sum_to_size(b.shape),
+            None,
+            None,
+        )
+
+
+def mix(w: Tensor, a: Tensor, b: Tensor, in_a: Tensor | None = None, in_b: Tensor | None = None) -> Tensor:
+    """Return (1 - w) a + w b, where a value of weight 0 does not count, whatever it holds.
+
+    Args:
+        w: weights in [0, 1].
+        a: values that broadcast with `w`.
+        b: values that broadcast with `w`.
+        in_a: whether `a` lies inside the picture; where it does not, it is zero, and the derivative by `w` ignores it.
+        in_b: whether `b` does.
+
+    Differentiable; the derivative by w at w = 0 is b - a, as to the right of it.
+    """
+    inside = torch.ones_like(w, dtype=torch.bool)
+    return _Mix.apply(w, a, b, inside if in_a is None else in_a, inside if in_b is None else in_b)
+
+
+def only_where(counts: Tensor, value: Tensor) -> Tensor:
+    """Return `value`, whose gradient is dropped (a NaN, too) where it does not count."""
+    return torch.where(counts, value, value.detach())
+
+
+def bilinear_mix(fx: Tensor, fy: Tensor, texels: Sequence[Tensor], in_x: Sequence[Tensor], in_y: Sequence[Tensor]) -> Tensor:
+    """Return the blend of the texels (x0, y0), (x1, y0), (x0, y1), (x1, y1), by the rule of `mix`.
+
+    Args:
+        fx: weights of the second column.
+        fy: weights of the second row.
+        texels: values; zero outside.
+        in_x: whether the first and the second column lie inside the picture.
+        in_y: the same of the rows.
+    """
+    some = (in_x[0] & (fx != 1)) | (in_x[1] & (fx != 0))  # a column that counts
+    top = mix(only_where((fy != 1) & in_y[0], fx), texels[0], texels[1], *in_x)
+    bottom = mix(only_where((fy != 0) & in_y[1], fx), texels[2], texels[3], *in_x)
+    return mix(fy, top, bottom, in_y[0] & some, in_y[1] & some)
 
 
 class Sampler:
@@ -94,17 +155,24 @@ class Sampler:
         first = at.detach().floor()
         fx, fy = (at - first)[..., None].unbind(2)
         x, y = first.long().unbind(2)
-        top = (1 - fx) * self.fetch(level, x, y) + fx * self.fetch(level, x + 1, y)
-        bottom = (1 - fx) * self.fetch(level, x, y + 1) + fx * self.fetch(level, x + 1, y + 1)
-        return (1 - fy) * top + fy * bottom
+        axes = []
+        for i, size, f in ((x, self.width, fx), (y, self.height, fy)):
+            (low, in_low), (high, in_high) = (address_index(i + k, size[level], self.address) for k in (0, 1))
+            # Beyond the edge both texels of an axis are the same one: nothing depends on where between them.
+            moves = (low != high) | (in_low != in_high)
+            axes.append((only_where(moves[..., None], f), (in_low[..., None], in_high[..., None])))
+        (fx, in_x), (fy, in_y) = axes
+        around = [self.fetch(level, x + i, y + j) for j in (0, 1) for i in (0, 1)]
+        return bilinear_mix(fx, fy, around, in_x, in_y)
 
     def trilinear(self, lod: Tensor, uv: Tensor) -> Tensor:
         """Return the blend of the bilinear values of the two levels around `lod`, `[B, N, C]`."""
         lod = lod.clamp(0, self.levels - 1)
         level = lod.detach().floor().long()
         blend = (lod - level)[..., None]
-        finer, coarser = self.bilinear(level, uv), self.bilinear((level + 1).clamp(max=self.levels - 1), uv)
-        return (1 - blend) * finer + blend * coarser
+        blend = only_where((level < self.levels - 1)[..., None], blend)
+        coarser = self.bilinear((level + 1).clamp(max=self.levels - 1), only_where(blend != 0, uv))
+        return mix(blend, self.bilinear(level, uv), coarser)
 
 
 def smooth_or_mode(

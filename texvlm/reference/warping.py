@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample, interpolate
 
 from .salience import luma, rgb_planes
+from .sample import bilinear_mix, only_where
+
+
+def _read(planes: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return planes `[B, C, H, W]` at pixels (x, y), each `[B, h, w]`, bilinear, borders replicated."""
+    batch, channels, height, width = planes.shape
+    left, top = (at.detach().clamp(-2, n + 1).floor() for at, n in ((x, width), (y, height)))
+    columns = [(left.long() + i).clamp(0, width - 1) for i in (0, 1)]
+    rows = [(top.long() + i).clamp(0, height - 1) for i in (0, 1)]
+    fx, fy = ((at.clamp(-2, n + 1) - first)[:, None] for at, first, n in ((x, left, width), (y, top, height)))
+    fx, fy = (only_where((a != b)[:, None], f) for f, (a, b) in ((fx, columns), (fy, rows)))
+    flat = planes.flatten(2)
+    texels = [
+        flat.gather(2, (row * width + column).flatten(1)[:, None].expand(-1, channels, -1)).reshape(batch, channels, *x.shape[1:])
+        for row in rows
+        for column in columns
+    ]
+    inside = (torch.ones_like(fx, dtype=torch.bool),) * 2
+    return bilinear_mix(fx, fy, texels, inside, inside)
 
 
 def _moved(planes: Tensor, flow: Tensor, occlusion: Tensor | None, otherwise: Tensor) -> Tensor:
@@ -16,16 +34,18 @@ def _moved(planes: Tensor, flow: Tensor, occlusion: Tensor | None, otherwise: Te
         return planes.clone()
     h, w = flow.shape[2:]
     scale = torch.tensor([width / w, height / h], dtype=flow.dtype)[:, None, None]
-    field = interpolate(flow, (height, width), mode="bilinear", align_corners=False) * scale
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    at = [
+        ((i.double() + 0.5) * m / n - 0.5).to(flow.dtype).expand(flow.shape[0], -1, -1)
+        for i, m, n in ((x, w, width), (y, h, height))
+    ]
+    field = (flow if (h, w) == (height, width) else _read(flow, *at)) * scale
     hidden = ~field.isfinite().all(1, keepdim=True)
     if occlusion is not None:
         rows, columns = (((2 * torch.arange(n) + 1) * m) // (2 * n) for n, m in ((height, h), (width, w)))
         hidden = hidden | occlusion[:, None, rows[:, None], columns]
     field = torch.where(hidden, 0, field)
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    grid = torch.stack([(x + field[:, 0] + 0.5) * 2 / width - 1, (y + field[:, 1] + 0.5) * 2 / height - 1], dim=-1)
-    moved = grid_sample(planes, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return torch.where(hidden, otherwise, moved)
+    return torch.where(hidden, otherwise, _read(planes, x + field[:, 0], y + field[:, 1]))
 
 
 def warp(planes: Tensor, flow: Tensor, fill: float | None = 0.0, occlusion: Tensor | None = None) -> Tensor:
