@@ -60,7 +60,7 @@ test-cuda-build: ## what can differ beside the CUDA flavour of torch, tested on 
 kernels: $(VENV)/.torch ## every CUDA kernel, compiled for every supported card (make kernels ARCHS="75 90")
 	@mkdir -p build; $(SAY) "nvcc for sm_$$(echo $(ARCHS) | sed 's/ / sm_/g') (whole log: build/kernels.log)"
 	@TEXVLM_CUDA_ARCHS="$(ARCHS)" $(PY) setup.py kernels > build/kernels.log 2>&1 || { tail -n 25 build/kernels.log; exit 1; }
-	@grep -c -- '-c csrc/cuda/' build/kernels.log | sed 's/$$/ compiled, the others are up to date/'
+	@awk '/ -c csrc\/cuda\// { n++ } END { print "  " n + 0 " compiled, the others were up to date" }' build/kernels.log
 
 bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid")
 	@$(PY) -m benchmarks $(ARGS)
