@@ -137,6 +137,8 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
       if (is_wanted(a)) continue;
       const auto own = f.rule.arguments.find(a.name());
       const IValue* const same = own == f.rule.arguments.end() ? call.find(a.name()) : nullptr;
+      TORCH_INTERNAL_ASSERT(same || own != f.rule.arguments.end() || a.default_value(), f.name, " does not say what ", a.name(),
+                            " of its backward is");
       const IValue value = same ? *same : own != f.rule.arguments.end() ? own->second(call) : *a.default_value();
       if (is_tensor(a)) {
         saved.push_back(tensor_of(value));

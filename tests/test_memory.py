@@ -79,7 +79,7 @@ def test_zeros_are_zero_in_used_memory() -> None:
     image = torch.ones(1, 1, 2048, 1024)
     for _ in range(3):  # the second time in memory that is full of ones
         ops.generate_mipmaps(image, ["mean"], 1)
-        grad = ops.warp_backward(torch.zeros_like(image), image, torch.zeros(1, 2, 1, 1), None, [True, False])[0]
+        grad = ops.warp_backward(torch.zeros_like(image), image, torch.zeros(1, 2, 1, 1), None, None, mask=[True, False])[0]
         assert grad.abs().max() == 0
 
 

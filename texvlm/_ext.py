@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -45,18 +44,21 @@ def empty_cache() -> None:
 def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes the output shapes of `torch.ops.texvlm.<name>` for compile and export.
 
-    A tensor on the device `meta` among others brings an op here too: it is refused, as any mix of devices is. `elsewhere`: the arguments
-    that may be on another device than the others.
+    It is given those of the op's arguments that it names, or with **kwargs all. A tensor on the device `meta` among others brings an op here
+    too: it is refused, as any mix of devices is. `elsewhere`: the arguments that may be on another device than the others.
     """
+    schema = getattr(ops, name).default._schema
 
     def register(shapes: Callable[..., Any]) -> Callable[..., Any]:
-        names = list(inspect.signature(shapes).parameters)
+        wanted = inspect.signature(shapes).parameters
+        takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in wanted.values())
 
         @torch.library.register_fake(f"texvlm::{name}")
-        @functools.wraps(shapes)
         def checked(*args: Any, **kwargs: Any) -> Any:
+            given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+            given |= dict(zip((a.name for a in schema.arguments), args)) | kwargs
             first: torch.Tensor | None = None
-            for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
+            for argument, value in given.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if not isinstance(tensor, torch.Tensor) or argument in elsewhere:
                         continue
@@ -65,7 +67,7 @@ def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., 
                         raise ValueError(
                             f"texvlm::{name}: {argument} must be on the device of the other arguments ({first.device}), got {tensor.device}"
                         )
-            return shapes(*args, **kwargs)
+            return shapes(**{n: v for n, v in given.items() if takes_all or n in wanted})
 
         return checked
 
@@ -80,9 +82,9 @@ def fake_gradients(name: str, dtype: Callable[[torch.dtype], torch.dtype] | None
     """
     schema = getattr(ops, f"{name}_backward").default._schema
 
-    def shapes(*args: Any, mask: list[bool]) -> Any:
-        given = dict(zip((a.name for a in schema.arguments), args))
-        wanted = iter(mask)
+    @fake(f"{name}_backward")
+    def _(**given: Any) -> tuple[Any, ...]:
+        wanted = iter(given["mask"])
 
         def gradient(of: Tensor | None) -> Tensor | None:
             return of.new_empty(of.shape, dtype=dtype and dtype(of.dtype)) if next(wanted) and of is not None else None
@@ -94,10 +96,6 @@ def fake_gradients(name: str, dtype: Callable[[torch.dtype], torch.dtype] | None
 
         names = [r.name.removeprefix("grad_") for r in schema.returns]
         return tuple(result(given[like.get(n, n)]) for n in names)
-
-    kinds = {True: inspect.Parameter.KEYWORD_ONLY, False: inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    shapes.__signature__ = inspect.Signature([inspect.Parameter(a.name, kinds[a.kwarg_only]) for a in schema.arguments])  # type: ignore[attr-defined]
-    fake(f"{name}_backward")(shapes)
 
 
 def texel_dtype(image: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:

@@ -71,18 +71,7 @@ def extract_patches(
 
 
 @fake("extract_patches")
-def _(
-    data: Tensor,
-    center: Tensor,
-    lod: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    size: int = 16,
-    address: str = "clamp",
-    axes: Tensor | None = None,
-) -> Tensor:
+def _(data: Tensor, center: Tensor, size: int) -> Tensor:
     return data.new_empty((center.shape[0], center.shape[1], data.shape[2], size, size))
 
 

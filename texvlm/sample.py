@@ -85,17 +85,7 @@ def grad_queries(data: Tensor, uv: Tensor, ddx: Tensor, ddy: Tensor) -> tuple[Te
 
 
 @fake("sample_lod")
-def _(
-    data: Tensor,
-    uv: Tensor,
-    lod: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    filter: str = "trilinear",
-    address: str = "clamp",
-) -> Tensor:
+def _(data: Tensor, uv: Tensor) -> Tensor:
     return data.new_empty((uv.shape[0], uv.shape[1], data.shape[2]))
 
 
