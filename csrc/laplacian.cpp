@@ -21,10 +21,11 @@ Tensor enlarge_and_add(const char* op, const Tensor& data, int64_t height, int64
   out.narrow(1, last, levels.texels - last).copy_(data.narrow(1, last, levels.texels - last));
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto in = texture_view<const T>(data, levels), built = texture_view<const T>(out, levels);
+    const auto in = texture_view<const T>(data, levels);
+    const auto above = texels<const T>(reconstruct ? out : data);
     for (int level = levels.count - 2; level >= 0; --level) {
-      for_each_texel<AddEnlarged, T>(data.device(), whole(data, levels, level), channels, in, reconstruct ? built : in,
-                                     texture_view<T>(out, levels), level, reconstruct ? Acc<T>(1) : Acc<T>(-1));
+      for_each_texel<AddEnlarged, T>(data.device(), whole(data, levels, level), channels, in, above, texels<T>(out), level,
+                                      reconstruct ? Acc<T>(1) : Acc<T>(-1));
     }
   });
   return out;
@@ -39,7 +40,7 @@ Tensor enlarge_and_add_backward(const char* op, const Tensor& grad, int64_t heig
   dispatch_texel(grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto in = texture_view<const T>(packed, levels);
-    const auto result = texture_view<Acc<T>>(out, levels);
+    const auto result = texels<Acc<T>>(out);
     for_each_texel<CopyLevel, T>(grad.device(), whole(grad, levels, 0), grad.size(2), in, result, 0);
     for (int level = 1; level < levels.count; ++level) {
       for_each_texel<AddEnlargedAdjoint, T>(grad.device(), whole(grad, levels, level), grad.size(2), in, result, level,

@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
     const auto maybe = [](const Tensor& t) { return t.defined() ? pointer<A>(t) : nullptr; };
     PatchGradView<T> incoming{pointer<T>(grad), {}};
     for (int d = 0; d < 5; ++d) incoming.stride[d] = grad.stride(d);
-    const TextureView<A> target{maybe(texels), data.size(0) == 1 ? 0 : data.size(1) * data.size(2), data.size(2), p.levels};
+    const Texels<A> target = texvlm::texels<A>(texels);
     const auto texture = texture_view<const T>(data, p.levels);
     if (on_cuda(data.device())) {
       const c10::DeviceGuard guard(data.device());
@@ -104,7 +104,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
       cuda::patches_adjoint(f, p.batch, fixed.view, current_stream(data.device()));
       return fixed.template add_to<A>(texels);
     }
-    const TextureView<A> none{nullptr, 0, 0, p.levels};
+    const Texels<A> none = texvlm::texels<A>(Tensor());
     if (grad_center.defined() || grad_lod.defined() || grad_axes.defined())
       for_each_query_on_host<ExtractPatchesAdjoint, T>(p.batch, p.count, size * size * p.channels, p.channels, false, texture,
                                                        p.grid<A>(), p.reducers, incoming, none, maybe(grad_center),

@@ -394,11 +394,12 @@ struct SampleGradAdjoint {
       if (placed.slow[i] || !adjoint.in_blocks()) {
         tap = slow_tap(adjoint, taps.uv[2 * i], taps.uv[2 * i + 1], taps.lod[i], texels, target, g, band, each);
       } else {
+        const bool far_too = kPlaces && placed.l1[i] != placed.l0[i];
         Corners<A> near{}, far{};
-        adjoint.spread(texels, target, g, placed, i, band, each, kPlaces, kPlaces && placed.l1[i] != placed.l0[i], near, far);
+        adjoint.spread(texels, target, g, placed, i, band, each, kPlaces, far_too, near, far);
         if (kPlaces)
           tap = place_grad(LevelLerp<A>{placed.l0[i], placed.l1[i], placed.t[i], A(1)}, Level::slopes_of(near, placed.near, i),
-                           Level::slopes_of(far, placed.far, i), texture.levels);
+                           far_too ? Level::slopes_of(far, placed.far, i) : Slopes<A>{}, texture.levels);
       }
       if (kPlaces) found(i, PlaceGrad<A>{each * tap.u, each * tap.v, each * tap.lod});
     }

@@ -6,6 +6,7 @@
 
 #include "bands.h"
 #include "sample.h"
+#include "slopes.h"
 
 namespace texvlm {
 
@@ -40,7 +41,6 @@ TEXVLM_HD PlaceGrad<A> place_grad(const LevelLerp<A>& level, const Slopes<A>& ne
   if (t == A(0)) return {u, v, lod};
   return {u + t * static_cast<A>(levels.width[level.l1]) * far.dx, v + t * static_cast<A>(levels.height[level.l1]) * far.dy, lod};
 }
-
 template <class A>
 TEXVLM_HD PlaceGrad<A> place_grad(const LodTaps<A>& q, const Corners<A>& near, const Corners<A>& far, const Levels& levels) {
   return place_grad(q.level, slopes(near, q.near.x, q.near.y), slopes(far, q.far.x, q.far.y), levels);
@@ -226,12 +226,13 @@ struct SampleLodAdjoint {
     const T* texels = texture.data + b * texture.batch_stride;
     const T* g = grad.data + b * grad.stride_b + n * grad.stride_n;
     A* target = grad_data ? grad_data + b * texture.batch_stride : nullptr;
+    const bool far_too = coordinates && (level.t != A(0) || (grad_lod && level.slope != A(0)));
     Corners<A> near{}, far{};
-    spread(texels, target, g, taps, i, band, A(1), coordinates,
-           coordinates && (level.t != A(0) || (grad_lod && level.slope != A(0))), near, far);
+    spread(texels, target, g, taps, i, band, A(1), coordinates, far_too, near, far);
     if (!coordinates) return;  // a query has one owner: what is stored need not be read first, and those lie far apart
     const int64_t at = b * count + n;
-    const PlaceGrad<A> d = place_grad(level, slopes_of(near, taps.near, i), slopes_of(far, taps.far, i), texture.levels);
+    const PlaceGrad<A> d =
+        place_grad(level, slopes_of(near, taps.near, i), far_too ? slopes_of(far, taps.far, i) : Slopes<A>{}, texture.levels);
     if (grad_uv) {
       grad_uv[2 * at] = d.u;
       grad_uv[2 * at + 1] = d.v;
@@ -247,7 +248,8 @@ struct SampleLodAdjoint {
   // Some channels of one level: sums for the coordinates, and the scatter of share * g. No tap is outside the picture.
   TEXVLM_HD static void one_level(const T* texels, A* target, const LevelTaps<A>& taps, int i, int level, const Band& band,
                                   A share, bool coordinates, const A* g, int64_t wide, Corners<A>& sums) {
-    if (coordinates) add_run(texels, taps, i, g, wide, sums);
+    const T *const top = texels + taps.top[i], *const bottom = texels + taps.bottom[i];
+    if (coordinates) add_run({top, top + taps.step[i], bottom, bottom + taps.step[i]}, g, wide, sums);
     if (!target) return;
     const int64_t step = taps.step[i];
     const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = share * taps.fy[i], y0 = share * (A(1) - taps.fy[i]);
@@ -255,13 +257,17 @@ struct SampleLodAdjoint {
     if (band.has(level, taps.y1[i])) scatter_row(target + taps.bottom[i], step, y1 * x0, y1 * x1, g, wide);
   }
 
-  TEXVLM_HD static void add_run(const T* texels, const LevelTaps<A>& taps, int i, const A* g, int64_t wide, Corners<A>& sums) {
+  // sums += g times the four texels, over a run of channels.
+  TEXVLM_HD static void add_run(const Corners<const T*>& from, const A* g, int64_t wide, Corners<A>& sums) {
     int64_t c = 0;
 #if defined(TEXVLM_HAS_LANES)
     if constexpr (C == 0) {
       constexpr int N = 8;
+      const auto lanes = [&](const T* p) { return load_lanes<A, N>(p + c); };
       Corners<Lanes<A, N>> all{};
-      for (; c + N <= wide; c += N) add_products(all, load_lanes<A, N>(g + c), taps.template lanes<N>(texels, i, c));
+      for (; c + N <= wide; c += N)
+        add_products(all, load_lanes<A, N>(g + c),
+                     Corners<Lanes<A, N>>{lanes(from.t00), lanes(from.t01), lanes(from.t10), lanes(from.t11)});
       for (int k = 0; k < N; ++k) {
         sums.t00 += all.t00[k];
         sums.t01 += all.t01[k];
@@ -270,7 +276,8 @@ struct SampleLodAdjoint {
       }
     }
 #endif
-    for (; c < wide; ++c) add_products(sums, g[c], taps.corners(texels, i, c));
+    const auto at = [&](const T* p) { return static_cast<A>(p[c]); };
+    for (; c < wide; ++c) add_products(sums, g[c], Corners<A>{at(from.t00), at(from.t01), at(from.t10), at(from.t11)});
   }
 
   // Both texels may be the same one (step 0), so the first is done before the second is read. Texels of weight 0 receive nothing.

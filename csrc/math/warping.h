@@ -6,6 +6,7 @@
 
 #include "bands.h"
 #include "salience.h"
+#include "slopes.h"
 
 namespace texvlm {
 
