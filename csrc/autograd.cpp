@@ -68,8 +68,8 @@ class Formula {
   GradientRule rule;
   int64_t number;  // in all()
   mutable std::optional<c10::OperatorHandle> forward, backward;
-  mutable size_t gradients = 1;          // leading arguments of `backward`
-  mutable std::vector<size_t> arguments; // that the results of `backward` belong to
+  mutable size_t gradients = 1;           // leading arguments of `backward`
+  mutable std::vector<size_t> arguments;  // that the results of `backward` belong to
 
  private:
   void look_up() const {
@@ -122,8 +122,8 @@ struct Inputs {
 
 // One node for all ops.
 struct Differentiable : torch::autograd::Function<Differentiable> {
-  static tensor_list forward(AutogradContext* ctx, at::TensorList /*inputs*/, const Formula& f, const std::vector<int64_t>& counts,
-                             Stack& stack) {
+  static tensor_list forward(AutogradContext* ctx, at::TensorList /*inputs*/, const Formula& f,
+                             const std::vector<int64_t>& counts, Stack& stack) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const Stack arguments = stack;
     f.forward->callBoxed(stack);
@@ -203,7 +203,8 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
     for (size_t r = 0; r < f.arguments.size(); ++r) {
       const size_t first = begin[f.arguments[r]], last = begin[f.arguments[r] + 1];
       for (size_t i = first; i < last; ++i)
-        if (ctx->needs_input_grad(i)) out[i] = is_tensor_list(of[f.arguments[r]]) ? stack[r].toTensorList().get(i - first) : tensor_of(stack[r]);
+        if (ctx->needs_input_grad(i))
+          out[i] = is_tensor_list(of[f.arguments[r]]) ? stack[r].toTensorList().get(i - first) : tensor_of(stack[r]);
     }
     return out;
   }

@@ -9,11 +9,11 @@
 // The functions are the kernels. They are plain C++: an argument is what it is in the schema, but `Size` stands for a SymInt, and
 // `const TextureArgs&` for the four arguments of a texture.
 //
-// How the gradients of op `f` are reached. The first argument of `f_backward`, and those after it that are called grad..., are the
-// gradients of the first results. Then comes what it needs, by name: an argument that is called as one of f's arguments or results is
-// handed that one, and keyword `mask` says which of its own results are wanted. It returns the gradients of the arguments that
-// its results are named after (grad_uv: uv), or without names, of the first tensor. So a new parameter of f and f_backward is a
-// change of their schemas and kernels alone.
+// How the gradients of op `f` are reached. The first argument of `f_backward`, and those after it that are called grad..., are
+// the gradients of the first results. Then comes what it needs, by name: an argument that is called as one of f's arguments or
+// results is handed that one, and keyword `mask` says which of its own results are wanted. It returns the gradients of the
+// arguments that its results are named after (grad_uv: uv), or without names, of the first tensor. So a new parameter of f and
+// f_backward is a change of their schemas and kernels alone.
 #pragma once
 
 #include <ATen/FuncTorchTLS.h>
@@ -111,9 +111,9 @@ using FromCall = std::function<IValue(const Call&)>;
 
 // What names alone don't say of how an op's gradients are reached.
 struct GradientRule {
-  std::string op;                             // the backward; without one NAME_backward
-  std::map<std::string, FromCall> arguments;  // of it, made of the op's call
-  std::function<void(const Call&)> refuse;    // looks at the op's call before it is recorded, and may raise
+  std::string op;                                    // the backward; without one NAME_backward
+  std::map<std::string, FromCall> arguments;         // of it, made of the op's call
+  std::function<void(const Call&)> refuse;           // looks at the op's call before it is recorded, and may raise
   std::function<void(const Call&)> refuse_backward;  // at the backward's call
   bool pack = false;                                 // whether the backward wants contiguous gradients
 
@@ -246,13 +246,13 @@ class Ops {
   At at_;
 };
 
-#define TEXVLM_OPS(ops)                                                                        \
-  static void texvlm_ops(const Ops&);                                                          \
-  TORCH_LIBRARY_IMPL(texvlm, CPU, m) { texvlm_ops({m, Ops::At::devices}); }                    \
-  TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { texvlm_ops({m, Ops::At::devices}); }                   \
-  TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { texvlm_ops({m, Ops::At::autograd}); }              \
-  TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { texvlm_ops({m, Ops::At::autocast}); }           \
-  TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { texvlm_ops({m, Ops::At::autocast}); }          \
+#define TEXVLM_OPS(ops)                                                               \
+  static void texvlm_ops(const Ops&);                                                 \
+  TORCH_LIBRARY_IMPL(texvlm, CPU, m) { texvlm_ops({m, Ops::At::devices}); }           \
+  TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { texvlm_ops({m, Ops::At::devices}); }          \
+  TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { texvlm_ops({m, Ops::At::autograd}); }     \
+  TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { texvlm_ops({m, Ops::At::autocast}); }  \
+  TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { texvlm_ops({m, Ops::At::autocast}); } \
   static void texvlm_ops(const Ops& ops)
 
 }  // namespace texvlm

@@ -66,8 +66,8 @@ std::vector<cuda::SamplerState> grad_samplers(const SampleInputs& in, int64_t ma
 
 #endif
 
-Tensor sample_lod_hardware(const Tensor& data, const Tensor& uv, const Tensor& lod, const TextureArgs& of, c10::string_view filter,
-                           c10::string_view address) {
+Tensor sample_lod_hardware(const Tensor& data, const Tensor& uv, const Tensor& lod, const TextureArgs& of,
+                           c10::string_view filter, c10::string_view address) {
   const char* op = "sample_lod_hardware";
   check_hardware_dtype(op, data);
   const SampleInputs in = check_lod_queries(op, data, uv, lod, of, filter, address);
@@ -93,8 +93,7 @@ Tensor sample_grad_hardware(const Tensor& data, const Tensor& uv, const Tensor& 
                             int64_t max_anisotropy, c10::string_view address) {
   const char* op = "sample_grad_hardware";
   check_hardware_dtype(op, data);
-  const SampleInputs in =
-      check_grad_queries(op, data, uv, ddx, ddy, of, max_anisotropy, address, kMaxHardwareAnisotropy);
+  const SampleInputs in = check_grad_queries(op, data, uv, ddx, ddy, of, max_anisotropy, address, kMaxHardwareAnisotropy);
   Tensor out = new_tensor({uv.size(0), uv.size(1), data.size(2)}, data.scalar_type(), data.device());
   if (out.numel() == 0) return out;
 #if defined(TEXVLM_WITH_CUDA)

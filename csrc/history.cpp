@@ -145,7 +145,8 @@ TEXVLM_OPS(ops) {
   ops.differentiable<gaussian_splat>("gaussian_splat", GradientRule().given("out", result(0)));
   ops.op<gaussian_splat_backward>("gaussian_splat_backward");
   // Linear: the adjoint of the adjoint is the op itself, so derivatives of all orders exist.
-  ops.differentiable<enlarge>("enlarge", GradientRule().given("height", size_of("planes", 1)).given("width", size_of("planes", 2)));
+  ops.differentiable<enlarge>("enlarge",
+                              GradientRule().given("height", size_of("planes", 1)).given("width", size_of("planes", 2)));
   ops.differentiable<enlarge_backward>(
       "enlarge_backward",
       GradientRule().by("texvlm::enlarge").given("height", size_of("grad", 1)).given("width", size_of("grad", 2)));

@@ -25,7 +25,7 @@ Tensor enlarge_and_add(const char* op, const Tensor& data, int64_t height, int64
     const auto above = texels<const T>(reconstruct ? out : data);
     for (int level = levels.count - 2; level >= 0; --level) {
       for_each_texel<AddEnlarged, T>(data.device(), whole(data, levels, level), channels, in, above, texels<T>(out), level,
-                                      reconstruct ? Acc<T>(1) : Acc<T>(-1));
+                                     reconstruct ? Acc<T>(1) : Acc<T>(-1));
     }
   });
   return out;
@@ -68,7 +68,8 @@ Tensor laplacian_reconstruct_backward(const Tensor& grad, Size height, Size widt
 // Both maps are linear, so the derivative of the adjoint is the map itself.
 TEXVLM_OPS(ops) {
   ops.differentiable<laplacian_decompose>("laplacian_decompose");
-  ops.differentiable<laplacian_decompose_backward>("laplacian_decompose_backward", GradientRule().by("texvlm::laplacian_decompose").packed());
+  ops.differentiable<laplacian_decompose_backward>("laplacian_decompose_backward",
+                                                   GradientRule().by("texvlm::laplacian_decompose").packed());
   ops.differentiable<laplacian_reconstruct>("laplacian_reconstruct");
   ops.differentiable<laplacian_reconstruct_backward>("laplacian_reconstruct_backward",
                                                      GradientRule().by("texvlm::laplacian_reconstruct").packed());

@@ -76,8 +76,9 @@ TORCH_LIBRARY(texvlm, m) {
 
   // salience: image [B, 3, H, W] in [0, 1], previous alike -> [B, H, W] in [0, 1]
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
-  m.def("saliency_backward(Tensor grad, Tensor image, Tensor? previous, *, bool[2] mask) -> (Tensor grad_image, Tensor grad_previous)",
-        compliant);
+  m.def(
+      "saliency_backward(Tensor grad, Tensor image, Tensor? previous, *, bool[2] mask) -> (Tensor grad_image, Tensor grad_previous)",
+      compliant);
 
   // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
   // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`

@@ -155,9 +155,7 @@ bool any_named(const IValue& reducer, std::initializer_list<const char*> names) 
 }
 
 // What the adjoint needs of the pyramid: all of it, to find the extrema, or nothing.
-IValue pyramid_for_adjoint(const Call& call) {
-  return any_named(call["reducer"], {"max", "min"}) ? call.result(0) : IValue();
-}
+IValue pyramid_for_adjoint(const Call& call) { return any_named(call["reducer"], {"max", "min"}) ? call.result(0) : IValue(); }
 
 void check_linear(const Call& call) {
   TORCH_CHECK_NOT_IMPLEMENTED(!any_named(call["reducer"], {"max", "min", "mode"}),
@@ -196,10 +194,9 @@ void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& red
 }
 
 TEXVLM_OPS(ops) {
-  ops.differentiable<generate_mipmaps>("generate_mipmaps", GradientRule()
-                                                               .given("height", size_of("image", 2))
-                                                               .given("width", size_of("image", 3))
-                                                               .given("data", pyramid_for_adjoint));
+  ops.differentiable<generate_mipmaps>(
+      "generate_mipmaps",
+      GradientRule().given("height", size_of("image", 2)).given("width", size_of("image", 3)).given("data", pyramid_for_adjoint));
   // The adjoint of the mean chain is linear in `grad`, so its own derivative is the chain itself.
   ops.differentiable<generate_mipmaps_backward>(
       "generate_mipmaps_backward",

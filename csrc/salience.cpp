@@ -79,8 +79,8 @@ Stages stages(const Picture& picture) {
   dispatch_plane(s.length, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_each_pixel<SalienceFeatures, T>(device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32},
-                                        texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous), s.colour_level,
-                                        texture_view<T>(s.features, s.feature_levels));
+                                        texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous),
+                                        s.colour_level, texture_view<T>(s.features, s.feature_levels));
     build_mipmaps(s.features, s.feature_levels, check_reducers("saliency", kMean, 1));
     for_each_pixel<SaliencePlanes, T>(device, s.places(), Work{1, 32}, texture_view<const T>(s.features, s.feature_levels),
                                       s.feature_level(), pointer<T>(s.steps[0]));
@@ -159,7 +159,8 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     const Tensor to_features =  // [kFeatures B, 1, h, w]
         mips_backward.call(to_texture, fine_h, fine_w, mean, s.feature_levels.count, std::nullopt).contiguous();
     const Tensor to_x = new_tensor(to_colours.sizes(), dtype, device), to_y = new_tensor(to_colours.sizes(), dtype, device);
-    const SalienceFeatures<T, 0> forward{texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous), s.colour_level, {}};
+    const SalienceFeatures<T, 0> forward{
+        texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous), s.colour_level, {}};
     for_each_pixel<SalienceFeaturesAdjoint, T>(
         device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32}, forward, pointer<const T>(to_features), pointer<T>(to_x),
         pointer<T>(to_y), pointer<T>(to_colours), to_previous.defined() ? pointer<T>(to_previous) : static_cast<T*>(nullptr));

@@ -44,8 +44,8 @@ def empty_cache() -> None:
 def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes the output shapes of `torch.ops.texvlm.<name>` for compile and export.
 
-    It is given those of the op's arguments that it names, or with **kwargs all. A tensor on the device `meta` among others brings an op here
-    too: it is refused, as any mix of devices is. `elsewhere`: the arguments that may be on another device than the others.
+    It is given those of the op's arguments that it names, or with **kwargs all. A tensor on the device `meta` among others brings an op
+    here too: it is refused, as any mix of devices is. `elsewhere`: the arguments that may be on another device than the others.
     """
     schema = getattr(ops, name).default._schema
 

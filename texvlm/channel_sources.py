@@ -100,8 +100,8 @@ class Sources:
             return
         field, occlusion = self.field
         if self.lacks("motion"):
-            pair = [p if p.dtype == torch.uint8 else p.to(acc_dtype(p.dtype)) for p in (self.picture, self.before)]
-            self._add(("motion",), motion(*pair, field, occlusion)[:, None], "picture, previous picture and flow")
+            now, before = (p if p.dtype == torch.uint8 else p.to(acc_dtype(p.dtype)) for p in (self.picture, self.before))
+            self._add(("motion",), motion(now, before, field, occlusion)[:, None], "picture, previous picture and flow")
         if self.lacks("saliency"):
             self.picture, self.before = as_float(self.picture), as_float(self.before)
             self.before = warp(self.before, field, occlusion, fill=None)

@@ -339,8 +339,8 @@ struct MipBand {
 #endif
 
 // Adjoint of MipDown: what one texel of level `level` - 1 receives from level `level`, added to its own gradient.
-//   grad [B, T, C]: the incoming gradients of all levels; work: the accumulated gradients of levels >= 1, as if level 0 lay before
-//   them. data: the pyramid, for max and min.
+//   grad [B, T, C]: the incoming gradients of all levels; work: the accumulated gradients of levels >= 1, as if level 0 lay
+//   before them. data: the pyramid, for max and min.
 template <class T, int C>
 struct MipDownAdjoint {
   using A = Acc<T>;

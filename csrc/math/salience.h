@@ -232,7 +232,8 @@ struct SaliencePlanesAdjoint {
     const T* g = grad + b * kFeatures * h * w + y * w + x;
     const Triple<T> rgb{{forward.line(b, 0, y)[x], forward.line(b, 1, y)[x], forward.line(b, 2, y)[x]}};
     const Triple<T> to = lab_adjoint(rgb, Triple<T>{{g[0], g[h * w], g[2 * h * w]}});
-    for (int k = 0; k < kFeatures; ++k) *out.texel(forward.features.levels, kFeatures * b + k, forward.level, y, x) = k < 3 ? to.v[k] : g[k * h * w];
+    for (int k = 0; k < kFeatures; ++k)
+      *out.texel(forward.features.levels, kFeatures * b + k, forward.level, y, x) = k < 3 ? to.v[k] : g[k * h * w];
   }
 };
 

@@ -140,8 +140,9 @@ TEXVLM_HD T clamp(T v, T lo, T hi) {
   return minimum(maximum(v, lo), hi);
 }
 
-// Pixels of a row that a functor with pixels<N>(b, y, x, n) is given at a time on the host: x .. x + n - 1, n <= N, with N = kRun. CUDA
-// gives a thread one, with N = 1. So a formula stands once, in loops that vectorise, with its intermediates on the stack.
+// Pixels of a row that a functor with pixels<N>(b, y, x, n) is given at a time on the host: x .. x + n - 1, n <= N, with N =
+// kRun. CUDA gives a thread one, with N = 1. So a formula stands once, in loops that vectorise, with its intermediates on the
+// stack.
 constexpr int kRun = 64;
 
 // Whether F has a member of this name, whatever its type: one that does not fit is an error where it is called, instead of a slow

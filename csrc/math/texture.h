@@ -57,7 +57,8 @@ struct Texels {
   }
 };
 
-// With its levels, which take 800 bytes: a functor has one of these, and Texels where it reads or writes others of the same levels.
+// With its levels, which take 800 bytes: a functor has one of these, and Texels where it reads or writes others of the same
+// levels.
 template <class T>
 struct TextureView : Texels<T> {
   Levels levels;
