@@ -55,8 +55,8 @@ def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., 
 
         @torch.library.register_fake(f"texvlm::{name}")
         def checked(*args: Any, **kwargs: Any) -> Any:
-            given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-            given |= dict(zip((a.name for a in schema.arguments), args)) | kwargs
+            given = dict(zip((a.name for a in schema.arguments), args)) | kwargs
+            given |= {a.name: a.default_value for a in schema.arguments if a.has_default_value() and a.name not in given}
             first: torch.Tensor | None = None
             for argument, value in given.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
