@@ -39,7 +39,7 @@ bool wants(at::IntArrayRef channels, std::initializer_list<int64_t> ids) {
   return false;
 }
 
-struct Request {
+struct ChannelInputs {
   Picture picture;
   Tensor fixation;
   Levels levels;
@@ -71,11 +71,12 @@ std::vector<Tensor> check_given(const char* op, const Tensor& image, at::TensorL
   return out;
 }
 
-Request request(const char* op, const Tensor& image, at::IntArrayRef channels, int64_t levels, Maybe previous, Maybe fixation,
-                at::TensorList given, at::IntArrayRef given_channels) {
+// Checks the arguments, and computes the planes of luma and edges that the formulas ask for.
+ChannelInputs compute_inputs(const char* op, const Tensor& image, at::IntArrayRef channels, int64_t levels, Maybe previous,
+                             Maybe fixation, at::TensorList given, at::IntArrayRef given_channels) {
   check_picture(op, "image", image);
   check_previous(op, previous, image);
-  Request r{};
+  ChannelInputs r{};
   r.levels = check_levels(op, image.size(2), image.size(3), levels);
   TEXVLM_CHECK(!channels.empty() && channels.size() <= kMaxChannels, op, "channels",
                "1 to " + std::to_string(kMaxChannels) + " indices", channels.size());
@@ -130,7 +131,7 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
                       at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
   const char* op = "build_channels";
   const at::ScalarType texel = texel_dtype(image, dtype);
-  const Request r = request(op, image, channels, levels, previous, fixation, given, given_channels);
+  const ChannelInputs r = compute_inputs(op, image, channels, levels, previous, fixation, given, given_channels);
   check_texel_dtype(op, "dtype", texel);
   TEXVLM_CHECK(texel != at::kBFloat16 || !wants(channels, {kX, kY, kCluster}), op, "dtype",
                "float32, float64 or float16 for the channels x, y and cluster (8 bits do not tell their values apart)",
@@ -226,7 +227,7 @@ Gradients build_channels_backward(const Tensor& grad, const Tensor& data, const 
                                   int64_t levels, at::TensorList given, at::IntArrayRef given_channels, Maybe previous,
                                   Maybe fixation, c10::List<bool> mask) {
   const char* op = "build_channels_backward";
-  const Request r = request(op, image, channels, levels, previous, fixation, given, given_channels);
+  const ChannelInputs r = compute_inputs(op, image, channels, levels, previous, fixation, given, given_channels);
   TEXVLM_CHECK(mask.size() == 3 + given.size(), op, "mask", "3 flags and one per given tensor", mask.size());
   const Picture& picture = r.picture;
   const int64_t height = picture.height(), width = picture.width();
