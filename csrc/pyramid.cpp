@@ -106,7 +106,7 @@ Tensor generate_mipmaps_backward(const Tensor& grad, const TextureArgs& of, Mayb
     const auto incoming = texture_view<const T>(packed, table);
     const auto pyramid = texels<const T>(needs_data ? *data : packed);
     auto accumulated = texels<Acc<T>>(work);
-    accumulated.data -= fine * channels;
+    if (table.count > 1) accumulated.data -= fine * channels;
     const auto out = image_view<Acc<T>>(image);
     const int last = table.count - 1;
     for_each_texel<MipAdjointSeed, T>(grad.device(), {batch, 0, table.height[last], 0, table.width[last]}, channels, incoming,
