@@ -17,6 +17,13 @@ from texvlm.cli.toolkit import cuda_home
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(autouse=True)
+def _ordinary_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user builds it, also where these tests run on a build of another kind (`make sanitize`)."""
+    for name in ("TEXVLM_SANITIZE", "TEXVLM_EMULATE", "TEXVLM_KERNELS", "TEXVLM_NO_CUDA"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def planned(folder: Path, *targets: str) -> list[str]:
     """The commands of a first build in this folder, which ninja would run."""
     setup: dict[str, Any] = runpy.run_path(str(ROOT / "setup.py"))
@@ -45,7 +52,6 @@ def test_kernels_know_no_torch_and_may_come_from_elsewhere(tmp_path: Path, monke
     if cuda_home() is None:
         return  # then there is nothing to compile them with
     monkeypatch.setenv("TEXVLM_CUDA_ARCHS", "7.5 99")  # built by nobody
-    monkeypatch.delenv("TEXVLM_KERNELS", raising=False)
     kernels = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/cuda/*.cu"))
     alone = planned(tmp_path, "kernels")
     assert compiled(alone) == kernels
