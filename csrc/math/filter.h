@@ -5,7 +5,7 @@
 // (Address::border) texels are zeros that do not count either. Of other weights, values that are not finite propagate as IEEE
 // arithmetic has it. As 0 times infinity is NaN, it is kept so: what is blended has `settled` taps, where the other texel of the
 // axis stands in for one of weight 0; gradients add nothing to a texel of weight 0; and derivatives by the place, which at kinks
-// look at texels of weight 0 too, leave out those of coefficient 0 (`slopes`).
+// look at texels of weight 0 too, leave out those of coefficient 0 (slopes.h).
 //
 // Texel centres lie at (i + 0.5) / n (as align_corners=False). At kinks the derivatives are one-sided from the right: floor()
 // puts a coordinate on a cell edge, and a LOD on an integer, into the cell above it. Source: the Direct3D 11.3
@@ -199,37 +199,10 @@ TEXVLM_HD A fetch(const T* texels, int64_t channels, const LodTaps<A>& q) {
   return q.level.t == A(0) ? near : (A(1) - q.level.t) * near + q.level.t * fetch(texels, channels, q.far);
 }
 
-// ---- adjoint ----
-
-// sums += g * texels: of a query's channels, before any weight comes in.
-template <class V, class G>
-TEXVLM_HD void add_products(Corners<V>& sums, const G& g, const Corners<V>& v) {
-  sums.t00 += g * v.t00;
-  sums.t01 += g * v.t01;
-  sums.t10 += g * v.t10;
-  sums.t11 += g * v.t11;
-}
-
-// A blend, and its derivatives by the texel coordinates.
-template <class A>
-struct Slopes {
-  A value, dx, dy;
-};
-
+// coefficient * v where the coefficient is not 0: for sums whose weights may be.
 template <class A>
 TEXVLM_HD A counted(A coefficient, A v) {
   return coefficient == A(0) ? A(0) : coefficient * v;
-}
-
-// By taps as they are, not settled: at a kink the derivative is that of the right side. Along an axis that reads one texel twice
-// (beyond the edge) it is 0.
-template <class A>
-TEXVLM_HD Slopes<A> slopes(const Corners<A>& v, const AxisLerp<A>& x, const AxisLerp<A>& y) {
-  const bool flat_x = x.i0 == x.i1 && x.d0 != A(0) && x.d1 != A(0), flat_y = y.i0 == y.i1 && y.d0 != A(0) && y.d1 != A(0);
-  const A top = counted(x.w0, v.t00) + counted(x.w1, v.t01), bottom = counted(x.w0, v.t10) + counted(x.w1, v.t11);
-  const A upper = counted(x.d0, v.t00) + counted(x.d1, v.t01), lower = counted(x.d0, v.t10) + counted(x.d1, v.t11);
-  return {counted(y.w0, top) + counted(y.w1, bottom), flat_x ? A(0) : counted(y.w0, upper) + counted(y.w1, lower),
-          flat_y ? A(0) : counted(y.d0, top) + counted(y.d1, bottom)};
 }
 
 }  // namespace texvlm

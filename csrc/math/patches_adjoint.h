@@ -104,48 +104,70 @@ struct ExtractPatchesAdjoint {
     return sums;
   }
 
-  // Columns [j0, j0 + n) of a patch without axes, as loops over them.
-  TEXVLM_HD void frame_strip(int64_t b, int64_t n, const PatchFrame<A>& f, int j0, int count, PatchFrameGrad<A>& sum) const {
-    const int used = needs_coarse(f) ? 2 : 1, level[2] = {f.level.l0, f.level.l1};
-    int64_t left[2][kPatchColumns], right[2][kPatchColumns];
-    A w0[2][kPatchColumns], w1[2][kPatchColumns], d0[2][kPatchColumns], d1[2][kPatchColumns];
-    for (int k = 0; k < used; ++k) {
+  // Some columns of a patch without axes, in one level: taps as they are, sums over channels, and slopes.
+  struct FrameColumns {
+    int level;
+    int64_t left[kPatchColumns], right[kPatchColumns];
+    A w0[kPatchColumns], w1[kPatchColumns], d0[kPatchColumns], d1[kPatchColumns];
+    A s00[kPatchColumns], s01[kPatchColumns], s10[kPatchColumns], s11[kPatchColumns];
+    A value[kPatchColumns], dx[kPatchColumns], dy[kPatchColumns];
+
+    template <bool kExact>
+    TEXVLM_HD bool slope(int count, const AxisLerp<A>& y) {
+      int known = 1;
       for (int j = 0; j < count; ++j) {
-        const AxisLerp<A> x = axis_lerp(grid.u_of(f, j0 + j), static_cast<int>(texture.levels.width[level[k]]), grid.address);
-        left[k][j] = x.i0 * channels(), right[k][j] = x.i1 * channels();
-        w0[k][j] = x.w0, w1[k][j] = x.w1, d0[k][j] = x.d0, d1[k][j] = x.d1;
+        const Slopes<A> d = slopes_by<kExact>(Corners<A>{s00[j], s01[j], s10[j], s11[j]},
+                                              AxisLerp<A>{0, left[j] != right[j], w0[j], w1[j], d0[j], d1[j]}, y);
+        value[j] = d.value, dx[j] = d.dx, dy[j] = d.dy;
+        known &= static_cast<int>(d.known());
+      }
+      return known;
+    }
+  };
+
+  TEXVLM_HD void frame_strip(int64_t b, int64_t n, const PatchFrame<A>& f, int j0, int count, PatchFrameGrad<A>& sum) const {
+    FrameColumns all[2];
+    const int used = needs_coarse(f) ? 2 : 1;
+    for (int k = 0; k < used; ++k) {
+      FrameColumns& x = all[k];
+      x.level = k ? f.level.l1 : f.level.l0;
+      for (int j = 0; j < count; ++j) {
+        const AxisLerp<A> t = axis_lerp(grid.u_of(f, j0 + j), static_cast<int>(texture.levels.width[x.level]), grid.address);
+        x.left[j] = t.i0 * channels(), x.right[j] = t.i1 * channels();
+        x.w0[j] = t.w0, x.w1[j] = t.w1, x.d0[j] = t.d0, x.d1[j] = t.d1;
       }
     }
     A to_u[kPatchColumns] = {}, to_v[kPatchColumns] = {}, to_lod[kPatchColumns] = {};
     for (int i = 0; i < grid.size; ++i) {
-      Slopes<A> told[2][kPatchColumns] = {};
-      const T* const g = grad.at(b, n, i, j0);
-      for (int k = 0; k < used; ++k) {
-        const AxisLerp<A> y = axis_lerp(grid.v_of(f, i), static_cast<int>(texture.levels.height[level[k]]), grid.address);
-        const T *top = texture.texel(b, level[k], y.i0, 0), *bottom = texture.texel(b, level[k], y.i1, 0);
-        A s00[kPatchColumns] = {}, s01[kPatchColumns] = {}, s10[kPatchColumns] = {}, s11[kPatchColumns] = {};
-        for (int64_t c = 0; c < channels(); ++c) {
-          if (skips(c)) continue;
-          for (int j = 0; j < count; ++j) {
-            const A gc = static_cast<A>(g[c * grad.stride[2] + j * grad.stride[4]]);
-            s00[j] += gc * static_cast<A>(top[left[k][j] + c]);
-            s01[j] += gc * static_cast<A>(top[right[k][j] + c]);
-            s10[j] += gc * static_cast<A>(bottom[left[k][j] + c]);
-            s11[j] += gc * static_cast<A>(bottom[right[k][j] + c]);
-          }
-        }
-        for (int j = 0; j < count; ++j)
-          told[k][j] = slopes(Corners<A>{s00[j], s01[j], s10[j], s11[j]},
-                              AxisLerp<A>{0, left[k][j] != right[k][j], w0[k][j], w1[k][j], d0[k][j], d1[k][j]}, y);
-      }
+      for (int k = 0; k < used; ++k) frame_row(b, n, f, i, j0, count, all[k]);
       for (int j = 0; j < count; ++j) {
-        const PatchPoint<A> p = grid.point(f, i, j0 + j);
+        const Slopes<A> near{all[0].value[j], all[0].dx[j], all[0].dy[j]};
+        const Slopes<A> far = used == 1 ? Slopes<A>{} : Slopes<A>{all[1].value[j], all[1].dx[j], all[1].dy[j]};
         PatchFrameGrad<A> own{};
-        add_sample(f, p, place_grad(f.level, told[0][j], told[1][j], texture.levels), own);
+        add_sample(f, grid.point(f, i, j0 + j), place_grad(f.level, near, far, texture.levels), own);
         to_u[j] += own.u, to_v[j] += own.v, to_lod[j] += own.lod;
       }
     }
     for (int j = 0; j < count; ++j) sum.u += to_u[j], sum.v += to_v[j], sum.lod += to_lod[j];
+  }
+
+  TEXVLM_HD void frame_row(int64_t b, int64_t n, const PatchFrame<A>& f, int i, int j0, int count, FrameColumns& x) const {
+    const AxisLerp<A> y = axis_lerp(grid.v_of(f, i), static_cast<int>(texture.levels.height[x.level]), grid.address);
+    const T *const top = texture.texel(b, x.level, y.i0, 0), *const bottom = texture.texel(b, x.level, y.i1, 0);
+    const T* const g = grad.at(b, n, i, j0);
+    for (int j = 0; j < count; ++j) x.s00[j] = x.s01[j] = x.s10[j] = x.s11[j] = A(0);
+    for (int64_t c = 0; c < channels(); ++c) {
+      if (skips(c)) continue;
+      const T* const plane = g + c * grad.stride[2];
+      for (int j = 0; j < count; ++j) {
+        const A gc = static_cast<A>(plane[j * grad.stride[4]]);
+        x.s00[j] += gc * static_cast<A>(top[x.left[j] + c]);
+        x.s01[j] += gc * static_cast<A>(top[x.right[j] + c]);
+        x.s10[j] += gc * static_cast<A>(bottom[x.left[j] + c]);
+        x.s11[j] += gc * static_cast<A>(bottom[x.right[j] + c]);
+      }
+    }
+    if (!x.template slope<false>(count, y)) x.template slope<true>(count, y);
   }
 
   // What the patches with these numbers (b * N + n) give to the texels of one band.

@@ -6,6 +6,7 @@
 
 #include "bands.h"
 #include "sample.h"
+#include "slopes.h"
 
 namespace texvlm {
 
@@ -40,7 +41,6 @@ TEXVLM_HD PlaceGrad<A> place_grad(const LevelLerp<A>& level, const Slopes<A>& ne
   if (t == A(0)) return {u, v, lod};
   return {u + t * static_cast<A>(levels.width[level.l1]) * far.dx, v + t * static_cast<A>(levels.height[level.l1]) * far.dy, lod};
 }
-
 template <class A>
 TEXVLM_HD PlaceGrad<A> place_grad(const LodTaps<A>& q, const Corners<A>& near, const Corners<A>& far, const Levels& levels) {
   return place_grad(q.level, slopes(near, q.near.x, q.near.y), slopes(far, q.far.x, q.far.y), levels);
@@ -226,12 +226,13 @@ struct SampleLodAdjoint {
     const T* texels = texture.data + b * texture.batch_stride;
     const T* g = grad.data + b * grad.stride_b + n * grad.stride_n;
     A* target = grad_data ? grad_data + b * texture.batch_stride : nullptr;
+    const bool far_too = coordinates && (level.t != A(0) || (grad_lod && level.slope != A(0)));
     Corners<A> near{}, far{};
-    spread(texels, target, g, taps, i, band, A(1), coordinates,
-           coordinates && (level.t != A(0) || (grad_lod && level.slope != A(0))), near, far);
+    spread(texels, target, g, taps, i, band, A(1), coordinates, far_too, near, far);
     if (!coordinates) return;  // a query has one owner: what is stored need not be read first, and those lie far apart
     const int64_t at = b * count + n;
-    const PlaceGrad<A> d = place_grad(level, slopes_of(near, taps.near, i), slopes_of(far, taps.far, i), texture.levels);
+    const PlaceGrad<A> d =
+        place_grad(level, slopes_of(near, taps.near, i), far_too ? slopes_of(far, taps.far, i) : Slopes<A>{}, texture.levels);
     if (grad_uv) {
       grad_uv[2 * at] = d.u;
       grad_uv[2 * at + 1] = d.v;
