@@ -5,6 +5,7 @@
 #   TORCH="torch==2.12.1"   what to install where no torch is to be seen (torch==2.13.0)
 #   ARGS="..."              further arguments: make test ARGS="-k pyramid", make bench ARGS="pyramid", make demo ARGS="-k 128"
 #   IMAGE=photo.jpg         what `make demo` looks at (a photograph that scikit-image ships); OUT=where.png
+#   WORKERS=4               how many processes `make test` runs tests in (as many as cores, at most 8)
 #   ARCHS="75 90"           what `make kernels` compiles for (all that texvlm supports)
 #   TEXVLM_NO_CUDA=1, TEXVLM_CUDA_ARCHS="9.0", MAX_JOBS=4   are honoured by setup.py
 
@@ -20,6 +21,7 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 OUT    ?= texvlm-view.png
 ARGS   ?=
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 ARCHS  ?= 75 80 86 89 90 100 120
 
 PY   := $(VENV)/bin/python
@@ -47,19 +49,18 @@ demo: $(BUILT) $(VENV)/.extra-demo ## one picture: what texvlm sees in a photogr
 	@$(PY) -m texvlm view "$${IMAGE:-$$($(PY) -m texvlm.cli.photo)}" -o "$(OUT)" $(ARGS)
 
 test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.tried-ocr $(VENV)/.gl ## all tests (make test ARGS="-k pyramid")
-	@$(PY) -m pytest $(ARGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
 	@$(PY) -m pytest -m sanitizers tests/test_sanitizers.py $(ARGS)
 
-test-cuda-build: ## all tests on a build beside the CUDA flavour of torch: a copy and an environment of about 5 GB, thrown away after
+test-cuda-build: ## what can differ beside the CUDA flavour of torch, tested on such a build: a copy and an environment of about 5 GB, thrown away after
 	@tests/cuda_build.sh
 
-kernels: ## every CUDA kernel, compiled for every supported card (make kernels ARCHS="75 90")
-	@mkdir -p build/kernels; command -v nvcc > /dev/null || { echo "kernels: no nvcc on PATH, nothing compiled"; exit 0; }; \
-	$(SAY) "nvcc for sm_$$(echo $(ARCHS) | sed 's/ / sm_/g')"; printf '%s\n' csrc/cuda/*.cu | xargs -P "$$(nproc)" -I SOURCE sh -c \
-	  'nvcc -std=c++17 -O3 -fmad=false --threads 2 -DTEXVLM_WITH_CUDA $(foreach arch,$(ARCHS),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
-	   -c SOURCE -o build/kernels/$$(basename SOURCE .cu).o && echo "  SOURCE"'
+kernels: $(VENV)/.torch ## every CUDA kernel, compiled for every supported card (make kernels ARCHS="75 90")
+	@mkdir -p build; $(SAY) "nvcc for sm_$$(echo $(ARCHS) | sed 's/ / sm_/g') (whole log: build/kernels.log)"
+	@TEXVLM_CUDA_ARCHS="$(ARCHS)" $(PY) setup.py kernels > build/kernels.log 2>&1 || { tail -n 25 build/kernels.log; exit 1; }
+	@awk '/ -c csrc\/cuda\// { n++ } END { print "  " n + 0 " compiled, the others were up to date" }' build/kernels.log
 
 bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid")
 	@$(PY) -m benchmarks $(ARGS)

@@ -4,21 +4,26 @@ CUDA sources are compiled wherever the CUDA toolkit is found (texvlm/cli/toolkit
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
 TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
-tests/shim); MAX_JOBS limits the compiler processes.
+tests/shim); TEXVLM_KERNELS=FOLDER takes CUDA objects that `setup.py kernels` has compiled for the same cards; MAX_JOBS limits the
+compiler processes; CXX, CXXFLAGS and LDFLAGS are honoured.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import runpy
+import shlex
+import subprocess
 import sys
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import setuptools
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 try:
     import torch
@@ -55,6 +60,7 @@ def cuda_archs() -> list[str]:
 
 LIBRARY = "texvlm.lib.libtexvlm"  # in a folder that is no package: it is nothing to import
 BINDING = "csrc/bind.cpp"
+PRECOMPILED = "csrc/precompiled.h"  # the headers of torch, parsed once
 
 
 def emulated_kernels() -> list[str]:
@@ -77,25 +83,14 @@ class Config:
     """What the library and the module are compiled and linked with."""
 
     sources: list[str]
-    headers: list[str]
     cxx: list[str]
     link: list[str]
-    nvcc: list[str] = field(default_factory=list)
+    libraries: list[str] = field(default_factory=lambda: ["c10", "torch", "torch_cpu"])
+    include: list[str] = field(default_factory=lambda: [*cpp_extension.include_paths(), sysconfig.get_path("include")])
+    search: list[str] = field(default_factory=cpp_extension.library_paths)
     define: list[tuple[str, str | None]] = field(default_factory=list)
-    places: dict[str, list[str]] = field(default_factory=dict)  # include_dirs, library_dirs, libraries
-    make: Callable[..., setuptools.Extension] = cpp_extension.CppExtension
-
-    def extension(self, name: str, sources: list[str], link: list[str]) -> setuptools.Extension:
-        """One of the two, from its sources and what only it is linked with."""
-        return self.make(
-            name,
-            sources,
-            define_macros=self.define,
-            extra_compile_args={"cxx": self.cxx, **({"nvcc": self.nvcc} if self.nvcc else {})},
-            extra_link_args=[*self.link, *link],
-            depends=self.headers,
-            **{key: list(value) for key, value in self.places.items()},  # torch appends to what it is given
-        )
+    nvcc: list[str] = field(default_factory=list)
+    kernels: dict[str, str] = field(default_factory=dict)  # objects and their .cu: empty where it has been compiled before
 
 
 def files(*patterns: str) -> list[str]:
@@ -112,9 +107,12 @@ def host_config() -> Config:
     """
     return Config(
         sources=[name for name in files("csrc/*.cpp", "csrc/gl/*.cpp") if name != BINDING],
-        headers=files("csrc/**/*.h*", "csrc/**/*.cuh"),
         cxx=[
+            "-std=c++20",
+            "-fPIC",
+            "-DNDEBUG",
             "-O3",
+            "-fwrapv",
             "-fopenmp",
             "-ffp-contract=off",
             "-fno-math-errno",
@@ -124,6 +122,7 @@ def host_config() -> Config:
             "-Wall",
             "-Wno-unknown-pragmas",
             "-Wno-psabi",
+            "-DTORCH_EXTENSION_NAME=_C",
         ],
         link=["-ldl", "-pthread"],  # csrc/gl opens libEGL at run time, in threads of its own
     )
@@ -144,35 +143,37 @@ def add_kernels(config: Config, archs: list[str], release: str) -> None:
 def add_emulated(config: Config) -> None:
     """The kernels as C++, for tests."""
     config.sources += emulated_kernels()
-    config.headers += files("tests/shim/*.h")
-    config.places = {"include_dirs": [str(ROOT / "tests" / "shim")]}
+    config.cxx.append("-Itests/shim")
     config.define.append(("TEXVLM_EMULATE", None))
     add_kernels(config, ["emulated"], "emulated")
 
 
 def add_cuda(config: Config, home: Path) -> None:
-    """The kernels, by the toolkit at `home`; beside a torch without CUDA its runtime is linked statically."""
+    """The kernels, by the toolkit at `home`; beside a torch without CUDA its runtime is linked statically.
+
+    They know nothing of torch or Python: their objects serve every build for the same cards (TEXVLM_KERNELS names a folder of them).
+    """
     release = cuda_release(home)
     if release is None:
         sys.exit(f"{home / 'bin' / 'nvcc'} does not run. TEXVLM_NO_CUDA=1 builds without CUDA.")
     archs = cuda_archs()
     gencode = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     gencode.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
-    config.nvcc = ["-O3", "-fmad=false", "--threads=2", "-Xcompiler=-fvisibility=hidden", *gencode]
-    config.sources += files("csrc/cuda/*.cu")
+    nvcc = shlex.split(os.environ.get("PYTORCH_NVCC", str(home / "bin" / "nvcc")))
+    host = ["-Xcompiler=-fPIC,-fvisibility=hidden", "-DTEXVLM_WITH_CUDA"]
+    config.nvcc = [*nvcc, "-std=c++17", "-O3", "-fmad=false", "--threads=2", *host, *gencode]
+    compiled = os.environ.get("TEXVLM_KERNELS")
+    folder = compiled or f"build/cuda-{'+'.join(archs)}"
+    config.kernels = {f"{folder}/{Path(name).stem}.o": "" if compiled else name for name in files("csrc/cuda/*.cu")}
     add_kernels(config, archs, release)
-    cpp_extension.CUDA_HOME = str(home)  # torch looks for it only when it was built with CUDA itself
-    if torch.version.cuda is not None:
-        config.make = cpp_extension.CUDAExtension
-        return
-    config.places = {
-        "libraries": ["cudart_static", "rt", "dl", "pthread"],
-        "library_dirs": [str(home / d) for d in ("lib64", "targets/x86_64-linux/lib") if (home / d).exists()],
-        "include_dirs": [str(home / "include")],
-    }
+    config.include.append(str(home / "include"))
+    config.search += [str(home / d) for d in ("lib64", "targets/x86_64-linux/lib") if (home / d).exists()]
+    beside_cuda = torch.version.cuda is not None
+    config.libraries += ["cudart", "c10_cuda", "torch_cuda"] if beside_cuda else ["cudart_static", "rt", "dl", "pthread"]
 
 
-def extensions() -> list[setuptools.Extension]:
+def chosen_config() -> Config:
+    """What the switches and the machine ask for."""
     config = host_config()
     if os.environ.get("TEXVLM_SANITIZE") == "1":
         add_sanitizers(config)
@@ -180,15 +181,71 @@ def extensions() -> list[setuptools.Extension]:
         add_emulated(config)
     elif os.environ.get("TEXVLM_NO_CUDA") != "1" and (home := cuda_home()):
         add_cuda(config, home)
-    library = config.extension(LIBRARY, config.sources, ["-Wl,-soname,libtexvlm.so"])
-    library.libraries.remove("torch_python")  # programs without Python load it too
-    module = config.extension("texvlm._C", [BINDING], ["-Wl,-rpath,$ORIGIN/lib"])
-    module.libraries.append("texvlm")
-    return [library, module]
+    return config
 
 
-class Build(cpp_extension.BuildExtension):
-    """torch's builder, with as many jobs as cores and memory allow (a translation unit takes up to 1.5 GB)."""
+def ninja_file(config: Config, temp: str, library: str, module: str) -> str:
+    """The whole build as a graph for ninja, which compiles what changed. Paths are relative to the checkout.
+
+    The files that know torch are compiled with its headers precompiled. The folder of the precompiled ones comes first where the
+    compiler looks for PRECOMPILED; where they are of no use to it, it finds the header itself.
+    """
+    define = [f"-D{name}" + ("" if value is None else f"={value}") for name, value in config.define]
+    flags = [*config.cxx, *define, *(f"-isystem{folder}" for folder in config.include)]
+    link = [f"-L{folder}" for folder in config.search] + [f"-l{name}" for name in config.libraries] + config.link
+    words = {
+        "builddir": [temp],  # where ninja keeps its books
+        "cxx": [*shlex.split(os.environ.get("CXX", "c++"))],
+        "flags": [*flags, *shlex.split(os.environ.get("CXXFLAGS", ""))],
+        "link": [*link, *shlex.split(os.environ.get("LDFLAGS", ""))],
+        "nvcc": config.nvcc,
+    }
+    lines = [f"{name} = {shlex.join(value).replace('$', '$$')}" for name, value in words.items()]
+    for rule, command in {
+        "compile": "$cxx -MMD -MF $out.d $use $flags $kind -c $in -o $out",
+        "nvcc": "$nvcc --generate-dependencies-with-compile --dependency-output $out.d -c $in -o $out",
+        "link": "$cxx -shared -o $out $in $own $link",
+    }.items():
+        lines += [f"rule {rule}", f"  command = {command}"]
+        lines += ["  depfile = $out.d", "  deps = gcc"] if rule != "link" else []
+
+    def edge(out: str, rule: str, inputs: list[str], after: str = "", **own: str) -> str:
+        to, wait, *of = (re.sub(r"([$: ])", r"$\1", path) for path in (out, after, *inputs))
+        lines.append(f"build {to}: {rule} {' '.join(of)}" + (f" | {wait}" if wait else ""))
+        lines.extend(f"  {name} = {value}" for name, value in own.items())
+        return out
+
+    header = f"{temp}/{Path(PRECOMPILED).name}.gch"
+    edge(header, "compile", [PRECOMPILED], kind="-x c++-header")
+    use = shlex.join([f"-I{temp}", "-Icsrc", "-include", Path(PRECOMPILED).name])
+
+    def compiled(source: str) -> str:
+        torch_too = Path(source).parent == Path("csrc")
+        out = f"{temp}/{Path(source).with_suffix('.o')}"
+        return edge(out, "compile", [source], header, use=use) if torch_too else edge(out, "compile", [source])
+
+    kernels = [edge(out, "nvcc", [source]) if source else out for out, source in config.kernels.items()]
+    edge("kernels", "phony", kernels)
+    edge(library, "link", [compiled(s) for s in config.sources] + kernels, own="-Wl,-soname,libtexvlm.so")
+    own = shlex.join([f"-L{Path(library).parent}", "-ltexvlm", "-ltorch_python", "-Wl,-rpath,$ORIGIN/lib"]).replace("$", "$$")
+    edge("all", "phony", [edge(module, "link", [compiled(BINDING)], library, own=own)])
+    return "\n".join([*lines, "default all", ""])
+
+
+def jobs() -> int:
+    """As many compilers as cores and memory allow (one takes up to 1.5 GB), or MAX_JOBS."""
+    if chosen := os.environ.get("MAX_JOBS"):
+        return int(chosen)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    meminfo = Path("/proc/meminfo")
+    kilobytes = re.search(r"MemAvailable: *(\d+)", meminfo.read_text()) if meminfo.exists() else None
+    return max(1, min(cores, int(kilobytes[1]) // (3 << 19))) if kilobytes else cores
+
+
+class Build(build_ext):
+    """Has ninja make both files; `setup.py kernels` has it make the CUDA objects alone."""
+
+    targets: Sequence[str] = ()
 
     def get_ext_filename(self, ext_name: str) -> str:
         """The library has a plain name: what it holds does not depend on the version of Python."""
@@ -201,18 +258,29 @@ class Build(cpp_extension.BuildExtension):
         super().copy_extensions_to_source()
 
     def build_extensions(self) -> None:
-        """Builds with MAX_JOBS set."""
-        if "MAX_JOBS" not in os.environ:
-            pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
-            os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, pages // (3 << 29))))
-        self.extensions[1].library_dirs.append(os.path.join(self.build_lib, "texvlm", "lib"))
-        super().build_extensions()
+        """Writes the graph and runs ninja on it."""
+        graph = Path(self.build_temp) / "build.ninja"
+        graph.parent.mkdir(parents=True, exist_ok=True)
+        graph.write_text(ninja_file(chosen_config(), self.build_temp, *(self.get_ext_fullpath(e.name) for e in self.extensions)))
+        command = [sys.executable, "-m", "ninja"] if importlib.util.find_spec("ninja") else ["ninja"]
+        try:
+            subprocess.run([*command, "-v", "-f", str(graph), "-j", str(jobs()), *self.targets], cwd=ROOT, check=True)
+        except FileNotFoundError:
+            sys.exit("texvlm is built by ninja, and there is none: pip install ninja")
+        except subprocess.CalledProcessError:
+            sys.exit("texvlm could not be compiled: the first error above says why")
+
+
+class Kernels(Build):
+    """The objects of the CUDA kernels, without anything of torch."""
+
+    targets = ("kernels",)
 
 
 if __name__ == "__main__":  # so that tests can look inside; pip too runs this file as __main__
     setup(
         packages=find_packages(include=["texvlm", "texvlm.*"]),
-        ext_modules=extensions(),
-        cmdclass={"build_ext": Build},
+        ext_modules=[Extension(LIBRARY, []), Extension("texvlm._C", [])],
+        cmdclass={"build_ext": Build, "kernels": Kernels},
         zip_safe=False,
     )

@@ -176,8 +176,8 @@ def gradient(card: Card, image: torch.Tensor, uv: torch.Tensor, name: str, faste
     grid, up = (uv * 2 - 1)[:, None], grad.transpose(1, 2)[:, :, None].contiguous()
 
     def backward() -> Any:
-        args = (grad, texture.data, uv, lod, texture.height, texture.width, ["mean"], 1, "bilinear", "clamp", [True, True, False])
-        return torch.ops.texvlm.sample_lod_backward(*args)
+        args = (grad, texture.data, uv, lod, texture.height, texture.width, ["mean"], 1, "bilinear", "clamp")
+        return torch.ops.texvlm.sample_lod_backward(*args, mask=[True, True, False])
 
     ours = card.row(name, backward, against={"grid_sample backward": lambda: plain(up, image, grid, 0, 1, False, [True, True])})
     if faster and (peer := card.rows[-1].get("peers", {}).get("grid_sample backward")):

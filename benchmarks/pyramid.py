@@ -88,6 +88,12 @@ def main() -> int:
         bench.gate(f"generate_mipmaps, C = {channels}: against the copy", times.against_copy, at_most=1.5)
         copies.append(times.against_copy)
 
+        calls = {US: lambda i=last: texvlm.generate_mipmaps(i), "avg_pool2d channels_last": pool_chain(last)}
+        title = f"generate_mipmaps from channels_last, from Python, C = {channels}"
+        times = bench.compare(title, calls, moves=(level0_bytes + texel_bytes) * channels, fresh=True)
+        if channels == 40:
+            bench.gate("C = 40 from channels_last: faster than avg_pool2d", times.ratio("avg_pool2d channels_last"), at_least=1.2)
+
     return bench.finish(f"A mip chain takes {min(copies):.2f} to {max(copies):.2f} times the copy of its bytes.")
 
 

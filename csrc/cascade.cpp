@@ -2,11 +2,11 @@
 #include "math/cascade.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/gather.h>
 
 #include "autograd.h"
 #include "cuda/cascade.h"
 #include "launch.h"
+#include "queries.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -22,10 +22,11 @@ TEXVLM_ISA_DISPATCH(each_row)
 
 namespace {
 
-std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
+std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, Size size) {
   const char* op = "select_topk";
   check_shape(op, "scores", scores, "[B, N]", {-1, -1});
   check_texel_dtype(op, "scores", scores.scalar_type());
+  const int64_t k = size;
   TEXVLM_CHECK(k >= 0, op, "k", "at least 0", k);
   const int64_t batch = scores.size(0), count = scores.size(1), kept = std::min(k, count);
   TEXVLM_CHECK(count <= INT32_MAX, op, "scores", "at most 2^31 - 1 a row", count);
@@ -49,13 +50,14 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
   return {values, indices};
 }
 
-Tensor select_topk_backward(const Tensor& grad, const Tensor& indices, int64_t count) {
+Tensor select_topk_backward(const Tensor& grad, const Tensor& indices, Size size) {
   const char* op = "select_topk_backward";
   check_shape(op, "grad", grad, "[B, k]", {-1, -1});
   check_texel_dtype(op, "grad", grad.scalar_type());
   check_shape(op, "indices", indices, "[B, k]", {grad.size(0), grad.size(1)});
   check_dtype(op, "indices", indices, at::kLong, "");
   check_same_device(op, "indices", indices, grad);
+  const int64_t count = size;
   TEXVLM_CHECK(count >= grad.size(1), op, "count", "at least k = " + std::to_string(grad.size(1)), count);
   const Tensor packed = grad.contiguous(), places = indices.contiguous();
   const Tensor out = new_zeros({grad.size(0), count}, grad.scalar_type(), grad.device());
@@ -91,11 +93,11 @@ std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
 constexpr int64_t kMaxCell = int64_t{1} << 20,
                   kMaxSamples = 4096;  // sample counts then stay far inside 32 bits
 
-Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int64_t width, Names reducer, int64_t levels,
-                   int64_t cell, int64_t samples, at::IntArrayRef channels, at::ArrayRef<double> weights) {
+Tensor score_cells(const Tensor& data, const Tensor& cells, const TextureArgs& of, int64_t cell, int64_t samples,
+                   at::IntArrayRef channels, at::ArrayRef<double> weights) {
   const char* op = "score_cells";
-  const Levels table = check_texture(op, data, height, width, levels);
-  const Reducers reducers = check_reducers(op, strings(reducer), data.size(2));
+  const auto [table, reducers] = check_texture(op, data, of);
+  const int64_t height = of.height, width = of.width;
   check_shape(op, "cells", cells, "[B, n]", {-1, -1});
   check_dtype(op, "cells", cells, at::kLong, "");
   check_same_device(op, "cells", cells, data);
@@ -144,83 +146,16 @@ Tensor score_cells(const Tensor& data, const Tensor& cells, int64_t height, int6
   return out;
 }
 
-// ---- autograd ----
-
-using SelectSignature = std::tuple<Tensor, Tensor>(const Tensor&, SymInt);
-using SelectBackwardSignature = Tensor(const Tensor&, const Tensor&, SymInt);
-
-std::tuple<Tensor, Tensor> call_select(const Tensor& scores, const SymInt& k) {
-  static const auto op = op_handle<SelectSignature>("texvlm::select_topk");
-  return op.call(scores, k);
-}
-
-Tensor call_select_backward(const Tensor& grad, const Tensor& indices, const SymInt& count) {
-  static const auto op = op_handle<SelectBackwardSignature>("texvlm::select_topk_backward");
-  return op.call(grad, indices, count);
-}
-
-struct SelectTopK : torch::autograd::Function<SelectTopK> {
-  static tensor_list forward(AutogradContext* ctx, const Tensor& scores, const SymInt& k) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    auto [values, indices] = call_select(scores, k);
-    ctx->mark_non_differentiable({indices});
-    ctx->set_materialize_grads(false);
-    ctx->save_for_backward({indices});
-    ctx->saved_data["count"] = scores.sym_size(1);
-    return {values, indices};
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    if (!grads[0].defined()) return {Tensor(), Tensor()};
-    return {call_select_backward(grads[0], ctx->get_saved_variables()[0], ctx->saved_data["count"].toSymInt()), Tensor()};
-  }
-};
-
-std::tuple<Tensor, Tensor> select_topk_autograd(const Tensor& scores, SymInt k) {
-  if (records({&scores})) {
-    const tensor_list out = SelectTopK::apply(scores, k);
-    return {out[0], out[1]};
-  }
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_select(scores, k);
-}
-
-// The scatter is linear in `grad`, and its adjoint is the gather that it came from.
-struct SelectTopKBackward : torch::autograd::Function<SelectTopKBackward> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& indices, const SymInt& count) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({indices});
-    return call_select_backward(grad, indices, count);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    return {at::gather(grads[0], 1, ctx->get_saved_variables()[0]), Tensor(), Tensor()};
-  }
-};
-
-Tensor select_topk_backward_autograd(const Tensor& grad, const Tensor& indices, SymInt count) {
-  if (records({&grad})) return SelectTopKBackward::apply(grad, indices, count);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_select_backward(grad, indices, count);
-}
-
-std::tuple<Tensor, Tensor> select_topk_autocast(const Tensor& scores, SymInt k) {
-  const NoAutocast guard;
-  return call_select(promoted(scores), k);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("select_topk", select_topk);
-  m.impl("select_topk_backward", select_topk_backward);
-  m.impl("score_cells", score_cells);
-  m.impl("compact", compact);
+TEXVLM_OPS(ops) {
+  ops.differentiable<select_topk>("select_topk", GradientRule().given("count", size_of("scores", 1)));
+  // The scatter is linear in `grad`, and its adjoint is the gather that it came from.
+  ops.differentiable<select_topk_backward>(
+      "select_topk_backward", GradientRule().by("aten::gather").given("dim", always(1)).given("index", same_as("indices")));
+  ops.promotes("select_topk", {"scores"});
+  ops.op<score_cells>("score_cells");
+  ops.op<compact>("compact");
 }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("select_topk", select_topk_autograd);
-  m.impl("select_topk_backward", select_topk_backward_autograd);
-  m.impl("score_cells", torch::autograd::autogradNotImplementedFallback());
-  m.impl("compact", torch::autograd::autogradNotImplementedFallback());
-}
-TEXVLM_AUTOCAST(m) { m.impl("select_topk", select_topk_autocast); }
 
 }  // namespace texvlm

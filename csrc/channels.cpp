@@ -11,12 +11,13 @@
 #include "autograd.h"
 #include "distance.h"
 #include "pyramid.h"
+#include "reduce.h"
 #include "salience.h"
 
 namespace texvlm {
 namespace {
 
-// Reducers of all channels of CHANNELS.
+// Reducers as CHANNELS (texvlm/channels.py) has them: a test compares the two.
 std::vector<std::string> reducers_of(at::IntArrayRef channels) {
   std::vector<std::string> names;
   for (const int64_t c : channels) {
@@ -38,7 +39,7 @@ bool wants(at::IntArrayRef channels, std::initializer_list<int64_t> ids) {
   return false;
 }
 
-struct Request {
+struct ChannelInputs {
   Picture picture;
   Tensor fixation;
   Levels levels;
@@ -70,11 +71,12 @@ std::vector<Tensor> check_given(const char* op, const Tensor& image, at::TensorL
   return out;
 }
 
-Request request(const char* op, const Tensor& image, at::IntArrayRef channels, int64_t levels, Maybe previous, Maybe fixation,
-                at::TensorList given, at::IntArrayRef given_channels) {
+// Checks the arguments, and computes the planes of luma and edges that the formulas ask for.
+ChannelInputs compute_inputs(const char* op, const Tensor& image, at::IntArrayRef channels, int64_t levels, Maybe previous,
+                             Maybe fixation, at::TensorList given, at::IntArrayRef given_channels) {
   check_picture(op, "image", image);
   check_previous(op, previous, image);
-  Request r{};
+  ChannelInputs r{};
   r.levels = check_levels(op, image.size(2), image.size(3), levels);
   TEXVLM_CHECK(!channels.empty() && channels.size() <= kMaxChannels, op, "channels",
                "1 to " + std::to_string(kMaxChannels) + " indices", channels.size());
@@ -129,7 +131,7 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
                       at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
   const char* op = "build_channels";
   const at::ScalarType texel = texel_dtype(image, dtype);
-  const Request r = request(op, image, channels, levels, previous, fixation, given, given_channels);
+  const ChannelInputs r = compute_inputs(op, image, channels, levels, previous, fixation, given, given_channels);
   check_texel_dtype(op, "dtype", texel);
   TEXVLM_CHECK(texel != at::kBFloat16 || !wants(channels, {kX, kY, kCluster}), op, "dtype",
                "float32, float64 or float16 for the channels x, y and cluster (8 bits do not tell their values apart)",
@@ -169,11 +171,6 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
   build_mipmaps(data, r.levels, r.reducers);
   return data;
 }
-
-using Signature = Tensor(const Tensor&, at::IntArrayRef, int64_t, at::TensorList, at::IntArrayRef, std::optional<at::ScalarType>,
-                         Maybe, Maybe);
-using BackwardSignature = std::vector<Tensor>(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, int64_t,
-                                              at::TensorList, at::IntArrayRef, c10::List<bool>, Maybe, Maybe);
 
 // The gradient of one given tensor, from that of level 0 [B, C, H, W]; `first`: where its channels begin in given_channels.
 Tensor given_gradient(const Tensor& level0, const Tensor& given, at::IntArrayRef channels, at::IntArrayRef given_channels,
@@ -216,22 +213,21 @@ void add_contrast_adjoint(const Picture& picture, const Tensor& grad, const Tens
 template <class A>
 Tensor fixation_gradient(const Tensor& grad, const Tensor& fixation) {  // grad [B, H, W]
   const int64_t batch = grad.size(0), height = grad.size(1), width = grad.size(2);
-  const Tensor rows = new_tensor({batch, height, 2}, at::kDouble, grad.device());
   Tensor out = new_tensor({batch, 2}, fixation.scalar_type(), grad.device());
-  for_each_item<EccentricityAdjoint, A>(grad.device(), batch, height, width, plane_view<A>(grad), pointer<const A>(fixation),
-                                        pointer<double>(rows), height, width);
-  for_each_item<FixationAdjoint, A>(grad.device(), batch, int64_t{2}, height, pointer<const double>(rows), pointer<A>(out),
-                                    height, width);
+  for_each_plane_reduced<FixationAdjoint, A>(grad.device(), batch, height, width, 8, plane_view<A>(grad),
+                                             pointer<const A>(fixation), pointer<A>(out), height, width);
   return out;
 }
 
-// Gradients of image, previous, fixation and each given tensor; empty where the mask does not want one (a list holds no undefined
-// tensors in schemas).
-std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& data, const Tensor& image, at::IntArrayRef channels,
-                                            int64_t levels, at::TensorList given, at::IntArrayRef given_channels,
-                                            c10::List<bool> mask, Maybe previous, Maybe fixation) {
+using Gradients = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>>;
+
+// Gradients of image, previous, fixation and each given tensor, by the mask in this order; a given tensor's is empty where it is
+// not wanted (a list holds no undefined tensors in schemas).
+Gradients build_channels_backward(const Tensor& grad, const Tensor& data, const Tensor& image, at::IntArrayRef channels,
+                                  int64_t levels, at::TensorList given, at::IntArrayRef given_channels, Maybe previous,
+                                  Maybe fixation, c10::List<bool> mask) {
   const char* op = "build_channels_backward";
-  const Request r = request(op, image, channels, levels, previous, fixation, given, given_channels);
+  const ChannelInputs r = compute_inputs(op, image, channels, levels, previous, fixation, given, given_channels);
   TEXVLM_CHECK(mask.size() == 3 + given.size(), op, "mask", "3 flags and one per given tensor", mask.size());
   const Picture& picture = r.picture;
   const int64_t height = picture.height(), width = picture.width();
@@ -278,84 +274,20 @@ std::vector<Tensor> build_channels_backward(const Tensor& grad, const Tensor& da
                                                             : fixation_gradient<float>(incoming(kEccentricity), r.fixation);
     }
   }
-  const auto wanted = [&](const Tensor& t) { return t.defined() ? t : at::empty({0}, image.options().dtype(at::kFloat)); };
-  std::vector<Tensor> out = {wanted(to_image), wanted(to_previous), wanted(to_fixation)};
+  std::vector<Tensor> to_given;
   size_t first = 0;
   for (size_t i = 0; i < r.given.size(); first += static_cast<size_t>(r.given[i].size(1)), ++i)
-    out.push_back(wanted(mask[3 + i] ? given_gradient(level0, r.given[i], channels, given_channels, first) : Tensor()));
-  return out;
-}
-
-// ---- autograd ----
-
-Tensor call_build(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
-                  at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
-  static const auto op = op_handle<Signature>("texvlm::build_channels");
-  return op.call(image, channels, levels, given, given_channels, dtype, previous, fixation);
-}
-
-struct BuildChannels : torch::autograd::Function<BuildChannels> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
-                        at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    Tensor data = call_build(image, channels, levels, given, given_channels, dtype, previous, fixation);
-    torch::autograd::variable_list saved = {data, image, previous.value_or(Tensor()), fixation.value_or(Tensor())};
-    saved.insert(saved.end(), given.begin(), given.end());
-    ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["channels"] = channels.vec();
-    ctx->saved_data["levels"] = levels;
-    ctx->saved_data["given_channels"] = given_channels.vec();
-    return data;
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op = op_handle<BackwardSignature>("texvlm::build_channels_backward");
-    const auto saved = ctx->get_saved_variables();
-    const std::vector<Tensor> given(saved.begin() + 4, saved.end());
-    // needs_input_grad counts the tensors that there are, in the order of forward's arguments
-    c10::List<bool> mask;
-    for (const bool needs : {ctx->needs_input_grad(0), saved[2].defined() && ctx->needs_input_grad(1 + given.size()),
-                             saved[3].defined() && ctx->needs_input_grad(1 + given.size() + saved[2].defined())})
-      mask.push_back(needs);
-    for (size_t i = 0; i < given.size(); ++i) mask.push_back(ctx->needs_input_grad(1 + i));
-    const auto g =
-        op.call(grads[0], saved[0], saved[1], ctx->saved_data["channels"].toIntVector(), ctx->saved_data["levels"].toInt(), given,
-                ctx->saved_data["given_channels"].toIntVector(), mask, maybe(saved[2]), maybe(saved[3]));
-    const auto gradient = [&](size_t i, const Tensor& like) { return mask[i] ? g[i].to(like.scalar_type()) : Tensor(); };
-    tensor_list out = {gradient(0, saved[1]), Tensor(), Tensor()};
-    for (size_t i = 0; i < given.size(); ++i) out.push_back(gradient(3 + i, given[i]));
-    out.insert(out.end(), {Tensor(), Tensor(), gradient(1, saved[2]), gradient(2, saved[3])});
-    return out;
-  }
-};
-
-Tensor build_channels_autograd(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
-                               at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous,
-                               Maybe fixation) {
-  const Tensor other = previous.value_or(Tensor()), gaze = fixation.value_or(Tensor());
-  bool any = records({&image, &other, &gaze});
-  for (const Tensor& plane : given) any = any || records({&plane});
-  if (any) return BuildChannels::apply(image, channels, levels, given, given_channels, dtype, previous, fixation);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_build(image, channels, levels, given, given_channels, dtype, previous, fixation);
-}
-
-Tensor build_channels_autocast(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
-                               at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous,
-                               Maybe fixation) {
-  const NoAutocast guard;
-  return call_build(image, channels, levels, given, given_channels, dtype, previous, promoted(fixation));
+    to_given.push_back(mask[3 + i] ? given_gradient(level0, r.given[i], channels, given_channels, first)
+                                   : at::empty({0}, image.options().dtype(at::kFloat)));
+  return {to_image, to_previous, to_fixation, to_given};
 }
 
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("build_channels", build_channels);
-  m.impl("build_channels_backward", build_channels_backward);
-}
-TEXVLM_AUTOCAST(m) { m.impl("build_channels", build_channels_autocast); }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("build_channels", build_channels_autograd);
-  m.impl("build_channels_backward", torch::autograd::autogradNotImplementedFallback());
+TEXVLM_OPS(ops) {
+  ops.differentiable<build_channels>("build_channels", GradientRule().given("data", result(0)));
+  ops.op<build_channels_backward>("build_channels_backward");
+  ops.promotes("build_channels", {"fixation"});
 }
 
 }  // namespace texvlm

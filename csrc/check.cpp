@@ -1,6 +1,5 @@
 #include "check.h"
 
-#include <algorithm>
 #include <sstream>
 
 namespace texvlm {
@@ -52,8 +51,7 @@ Levels check_levels(const char* op, int64_t height, int64_t width, int64_t level
   constexpr int64_t kMaxSide = int64_t{1} << 30;  // H * W * levels then stays far from 2^63
   TEXVLM_CHECK(height >= 1 && width >= 1 && height <= kMaxSide && width <= kMaxSide, op, "height and width",
                "at least 1 and at most 2^30", height, " x ", width);
-  int64_t full = 1;
-  while (full < kMaxLevels && (std::max(height, width) >> full) > 0) ++full;
+  const int full = level_count(height, width);
   TEXVLM_CHECK(levels >= 1 && levels <= full, op, "levels",
                "from 1 to " + std::to_string(full) + " for " + std::to_string(height) + " x " + std::to_string(width), levels);
   return make_levels(height, width, static_cast<int>(levels));

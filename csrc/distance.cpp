@@ -43,7 +43,6 @@ std::tuple<Tensor, Tensor> distance_transform(const Tensor& mask, std::string_vi
 
 }  // namespace
 
-TEXVLM_KERNELS(m) { m.impl("distance_transform", distance_transform); }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("distance_transform", torch::autograd::autogradNotImplementedFallback()); }
+TEXVLM_OPS(ops) { ops.op<distance_transform>("distance_transform"); }
 
 }  // namespace texvlm

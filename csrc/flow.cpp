@@ -34,8 +34,7 @@ struct FlowLevels {
 
 FlowLevels flow_levels(int64_t height, int64_t width, std::optional<int64_t> finest) {
   const int64_t longer = std::max(height, width), shorter = std::min(height, width);
-  int count = 1;
-  while ((longer >> count) >= kCoarsestSide && (shorter >> count) >= kPatch) ++count;
+  const int count = std::min(level_count(longer / kCoarsestSide, 1), level_count(shorter / kPatch, 1));
   return {make_levels(height, width, count), static_cast<int>(std::min<int64_t>(finest.value_or(longer > kFullSize), count - 1))};
 }
 
@@ -166,7 +165,6 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
 
 }  // namespace
 
-TEXVLM_KERNELS(m) { m.impl("optical_flow", optical_flow); }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("optical_flow", torch::autograd::autogradNotImplementedFallback()); }
+TEXVLM_OPS(ops) { ops.op<optical_flow>("optical_flow"); }
 
 }  // namespace texvlm

@@ -15,10 +15,9 @@ namespace {
 
 constexpr int64_t kTapsExpected = 4;  // of a footprint, to say what is worth a second thread
 
-Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height, int64_t width,
-                   Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
-  const SampleInputs in =
-      check_grad_queries("sample_grad", data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
+Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, const TextureArgs& of,
+                   int64_t max_anisotropy, c10::string_view address) {
+  const SampleInputs in = check_grad_queries("sample_grad", data, uv, ddx, ddy, of, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -33,10 +32,10 @@ Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, cons
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
-                               int64_t height, int64_t width, Names reducer, int64_t levels, int64_t max_anisotropy,
-                               c10::string_view address, std::array<bool, 4> mask) {
+                               const TextureArgs& of, int64_t max_anisotropy, c10::string_view address,
+                               std::array<bool, 4> mask) {
   const char* op = "sample_grad_backward";
-  const SampleInputs in = check_grad_queries(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
+  const SampleInputs in = check_grad_queries(op, data, uv, ddx, ddy, of, max_anisotropy, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   check_shape(op, "grad", grad, "[B, N, C]", {batch, count, channels});
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
@@ -87,70 +86,12 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
   return {grads[0], grads[1], grads[2], grads[3]};
 }
 
-// ---- autograd ----
-
-using ForwardSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t,
-                                int64_t, c10::string_view);
-using BackwardSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt,
-                                    Names, int64_t, int64_t, c10::string_view, std::array<bool, 4>);
-
-Tensor call_forward(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, const SymInt& height,
-                    const SymInt& width, const Names& reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
-  static const auto op = op_handle<ForwardSignature>("texvlm::sample_grad");
-  return op.call(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
-}
-
-struct SampleGradFunction : torch::autograd::Function<SampleGradFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
-                        const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels, int64_t max_anisotropy,
-                        const std::string& address) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({data, uv, ddx, ddy});
-    ctx->saved_data["height"] = height;
-    ctx->saved_data["width"] = width;
-    ctx->saved_data["reducer"] = reducer;
-    ctx->saved_data["levels"] = levels;
-    ctx->saved_data["max_anisotropy"] = max_anisotropy;
-    ctx->saved_data["address"] = address;
-    return call_forward(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op = op_handle<BackwardSignature>("texvlm::sample_grad_backward");
-    const auto saved = ctx->get_saved_variables();
-    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2),
-                                   ctx->needs_input_grad(3)};
-    auto [data, uv, ddx, ddy] =
-        op.call(grads[0], saved[0], saved[1], saved[2], saved[3], ctx->saved_data["height"].toSymInt(),
-                ctx->saved_data["width"].toSymInt(), ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(),
-                ctx->saved_data["max_anisotropy"].toInt(), ctx->saved_data["address"].toStringRef(), mask);
-    return {data, uv, ddx, ddy, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-};
-
-Tensor sample_grad_autograd(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, SymInt height,
-                            SymInt width, Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
-  if (records({&data, &uv, &ddx, &ddy}))
-    return SampleGradFunction::apply(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, std::string(address));
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_forward(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
-}
-
-Tensor sample_grad_autocast(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, SymInt height,
-                            SymInt width, Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
-  const NoAutocast guard;
-  return call_forward(data, promoted(uv), promoted(ddx), promoted(ddy), height, width, reducer, levels, max_anisotropy, address);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("sample_grad", sample_grad);
-  m.impl("sample_grad_backward", sample_grad_backward);
+TEXVLM_OPS(ops) {
+  ops.differentiable<sample_grad>("sample_grad");
+  ops.op<sample_grad_backward>("sample_grad_backward");
+  ops.promotes("sample_grad", {"uv", "ddx", "ddy"});
 }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("sample_grad", sample_grad_autograd);
-  m.impl("sample_grad_backward", torch::autograd::autogradNotImplementedFallback());
-}
-TEXVLM_AUTOCAST(m) { m.impl("sample_grad", sample_grad_autocast); }
 
 }  // namespace texvlm

@@ -61,7 +61,7 @@ struct Fovea {
 };
 
 std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& offsets, const Tensor& m0, const Tensor& e0,
-                                        int64_t height, int64_t width, int64_t levels) {
+                                        Size height, Size width, int64_t levels) {
   const Fovea f("fovea_tokens", fixation, offsets, m0, e0, height, width, levels);
   const at::ScalarType dtype = fixation.scalar_type();
   Tensor uv = new_tensor({f.batch, f.fixations, f.count, 2}, dtype, fixation.device());
@@ -76,7 +76,7 @@ std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& of
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& grad_uv, const Tensor& grad_lod,
                                                                  const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
-                                                                 const Tensor& e0, int64_t height, int64_t width, int64_t levels,
+                                                                 const Tensor& e0, Size height, Size width, int64_t levels,
                                                                  std::array<bool, 4> mask) {
   const char* op = "fovea_tokens_backward";
   const Fovea f(op, fixation, offsets, m0, e0, height, width, levels);
@@ -109,69 +109,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& g
   return {to_fixation, to_offsets, to_m0, to_e0};
 }
 
-// ---- autograd ----
-
-using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, int64_t);
-using BackwardSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                                     const Tensor&, const Tensor&, SymInt, SymInt, int64_t,
-                                                                     std::array<bool, 4>);
-
-std::tuple<Tensor, Tensor> call(const Tensor& fixation, const Tensor& offsets, const Tensor& m0, const Tensor& e0,
-                                const SymInt& height, const SymInt& width, int64_t levels) {
-  static const auto op = op_handle<Signature>("texvlm::fovea_tokens");
-  return op.call(fixation, offsets, m0, e0, height, width, levels);
-}
-
-struct FoveaTokensFunction : torch::autograd::Function<FoveaTokensFunction> {
-  static tensor_list forward(AutogradContext* ctx, const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
-                             const Tensor& e0, const SymInt& height, const SymInt& width, int64_t levels) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({fixation, offsets, m0, e0});
-    ctx->saved_data["height"] = height;
-    ctx->saved_data["width"] = width;
-    ctx->saved_data["levels"] = levels;
-    const auto [uv, lod] = call(fixation, offsets, m0, e0, height, width, levels);
-    return {uv, lod};
-  }
-  static tensor_list backward(AutogradContext* ctx,
-                              const tensor_list& grads) {  // grads are materialised: zeros where none came
-    static const auto op = op_handle<BackwardSignature>("texvlm::fovea_tokens_backward");
-    const auto saved = ctx->get_saved_variables();
-    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2),
-                                   ctx->needs_input_grad(3)};
-    const auto [fixation, offsets, m0, e0] =
-        op.call(grads[0], grads[1], saved[0], saved[1], saved[2], saved[3], ctx->saved_data["height"].toSymInt(),
-                ctx->saved_data["width"].toSymInt(), ctx->saved_data["levels"].toInt(), mask);
-    return {fixation, offsets, m0, e0, Tensor(), Tensor(), Tensor()};
-  }
-};
-
-std::tuple<Tensor, Tensor> fovea_tokens_autograd(const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
-                                                 const Tensor& e0, SymInt height, SymInt width, int64_t levels) {
-  if (records({&fixation, &offsets, &m0, &e0})) {
-    const tensor_list out = FoveaTokensFunction::apply(fixation, offsets, m0, e0, height, width, levels);
-    return {out[0], out[1]};
-  }
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call(fixation, offsets, m0, e0, height, width, levels);
-}
-
-std::tuple<Tensor, Tensor> fovea_tokens_autocast(const Tensor& fixation, const Tensor& offsets, const Tensor& m0,
-                                                 const Tensor& e0, SymInt height, SymInt width, int64_t levels) {
-  const NoAutocast guard;
-  return call(promoted(fixation), promoted(offsets), promoted(m0), promoted(e0), height, width, levels);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("fovea_tokens", fovea_tokens);
-  m.impl("fovea_tokens_backward", fovea_tokens_backward);
+TEXVLM_OPS(ops) {
+  ops.differentiable<fovea_tokens>("fovea_tokens");
+  ops.op<fovea_tokens_backward>("fovea_tokens_backward");
+  ops.promotes("fovea_tokens", {"fixation", "offsets", "m0", "e0"});
 }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("fovea_tokens", fovea_tokens_autograd);
-  m.impl("fovea_tokens_backward", torch::autograd::autogradNotImplementedFallback());
-}
-TEXVLM_AUTOCAST(m) { m.impl("fovea_tokens", fovea_tokens_autocast); }
 
 }  // namespace texvlm

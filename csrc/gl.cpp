@@ -78,6 +78,7 @@ Tensor generate_mipmaps_gl(const Tensor& image, int64_t levels, std::optional<at
 // ---- autograd: the adjoint of our own filter, so only where the driver's is the same ----
 
 void check_gradient(const Tensor& image, int64_t levels) {
+  if (!image.requires_grad() || image.dim() != 4) return;  // the op itself refuses another rank
   bool even = true;
   SymInt height = image.sym_size(2), width = image.sym_size(3);
   for (int64_t l = 1; l < levels && even; ++l) {
@@ -96,45 +97,18 @@ void check_gradient(const Tensor& image, int64_t levels) {
               "); use backend='native', or detach the image");
 }
 
-Tensor call(const Tensor& image, int64_t levels, std::optional<at::ScalarType> dtype) {
-  static const auto op = op_handle<Tensor(const Tensor&, int64_t, std::optional<at::ScalarType>)>("texvlm::generate_mipmaps_gl");
-  return op.call(image, levels, dtype);
-}
-
-struct GenerateMipmapsGl : torch::autograd::Function<GenerateMipmapsGl> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, int64_t levels, std::optional<at::ScalarType> dtype) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    Tensor data = call(image, levels, dtype);  // checks the image
-    ctx->saved_data["height"] = image.sym_size(2);
-    ctx->saved_data["width"] = image.sym_size(3);
-    ctx->saved_data["levels"] = levels;
-    ctx->saved_data["dtype"] = static_cast<int64_t>(image.scalar_type());
-    return data;
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op = op_handle<Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, const std::optional<Tensor>&)>(
-        "texvlm::generate_mipmaps_backward");
-    auto& saved = ctx->saved_data;
-    Names mean;
-    mean.push_back("mean");
-    const Tensor image =
-        op.call(grads[0], saved["height"].toSymInt(), saved["width"].toSymInt(), mean, saved["levels"].toInt(), std::nullopt);
-    return {image.to(static_cast<at::ScalarType>(saved["dtype"].toInt())), Tensor(), Tensor()};
-  }
-};
-
-Tensor generate_mipmaps_gl_autograd(const Tensor& image, int64_t levels, std::optional<at::ScalarType> dtype) {
-  if (records({&image})) {
-    if (image.requires_grad() && image.dim() == 4) check_gradient(image, levels);
-    return GenerateMipmapsGl::apply(image, levels, dtype);
-  }
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call(image, levels, dtype);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) { m.impl("generate_mipmaps_gl", generate_mipmaps_gl); }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("generate_mipmaps_gl", generate_mipmaps_gl_autograd); }
+TEXVLM_OPS(ops) {
+  ops.differentiable<generate_mipmaps_gl>(
+      "generate_mipmaps_gl",
+      GradientRule()
+          .by("texvlm::generate_mipmaps_backward")
+          .given("height", size_of("image", 2))
+          .given("width", size_of("image", 3))
+          .given("reducer", always(Names({"mean"})))
+          .given("data", always(IValue()))
+          .refused_by([](const Call& call) { check_gradient(call["image"].toTensor(), call["levels"].toInt()); }));
+}
 
 }  // namespace texvlm

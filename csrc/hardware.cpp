@@ -66,11 +66,11 @@ std::vector<cuda::SamplerState> grad_samplers(const SampleInputs& in, int64_t ma
 
 #endif
 
-Tensor sample_lod_hardware(const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width, Names reducer,
-                           int64_t levels, c10::string_view filter, c10::string_view address) {
+Tensor sample_lod_hardware(const Tensor& data, const Tensor& uv, const Tensor& lod, const TextureArgs& of,
+                           c10::string_view filter, c10::string_view address) {
   const char* op = "sample_lod_hardware";
   check_hardware_dtype(op, data);
-  const SampleInputs in = check_lod_queries(op, data, uv, lod, height, width, reducer, levels, filter, address);
+  const SampleInputs in = check_lod_queries(op, data, uv, lod, of, filter, address);
   Tensor out = new_tensor({uv.size(0), uv.size(1), data.size(2)}, data.scalar_type(), data.device());
   if (out.numel() == 0) return out;
 #if defined(TEXVLM_WITH_CUDA)
@@ -89,12 +89,11 @@ Tensor sample_lod_hardware(const Tensor& data, const Tensor& uv, const Tensor& l
   return out;
 }
 
-Tensor sample_grad_hardware(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t height,
-                            int64_t width, Names reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
+Tensor sample_grad_hardware(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, const TextureArgs& of,
+                            int64_t max_anisotropy, c10::string_view address) {
   const char* op = "sample_grad_hardware";
   check_hardware_dtype(op, data);
-  const SampleInputs in =
-      check_grad_queries(op, data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address, kMaxHardwareAnisotropy);
+  const SampleInputs in = check_grad_queries(op, data, uv, ddx, ddy, of, max_anisotropy, address, kMaxHardwareAnisotropy);
   Tensor out = new_tensor({uv.size(0), uv.size(1), data.size(2)}, data.scalar_type(), data.device());
   if (out.numel() == 0) return out;
 #if defined(TEXVLM_WITH_CUDA)
@@ -111,117 +110,6 @@ Tensor sample_grad_hardware(const Tensor& data, const Tensor& uv, const Tensor& 
                                    pointer<T>(out), out.size(1), in.reducers, static_cast<int>(max_anisotropy), in.address);
   });
   return out;
-}
-
-// ---- autograd ----
-
-using LodSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, c10::string_view,
-                            c10::string_view);
-using LodBackwardSignature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                                SymInt, SymInt, Names, int64_t, c10::string_view,
-                                                                c10::string_view, std::array<bool, 3>);
-using GradSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, int64_t,
-                             c10::string_view);
-using GradBackwardSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
-                                                                         const Tensor&, const Tensor&, SymInt, SymInt, Names,
-                                                                         int64_t, int64_t, c10::string_view, std::array<bool, 4>);
-
-Tensor call_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height, const SymInt& width,
-                const Names& reducer, int64_t levels, c10::string_view filter, c10::string_view address) {
-  static const auto op = op_handle<LodSignature>("texvlm::sample_lod_hardware");
-  return op.call(data, uv, lod, height, width, reducer, levels, filter, address);
-}
-
-Tensor call_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, const SymInt& height,
-                 const SymInt& width, const Names& reducer, int64_t levels, int64_t max_anisotropy, c10::string_view address) {
-  static const auto op = op_handle<GradSignature>("texvlm::sample_grad_hardware");
-  return op.call(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
-}
-
-void save_texture(AutogradContext* ctx, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
-                  const std::string& address) {
-  ctx->saved_data["height"] = height;
-  ctx->saved_data["width"] = width;
-  ctx->saved_data["reducer"] = reducer;
-  ctx->saved_data["levels"] = levels;
-  ctx->saved_data["address"] = address;
-}
-
-struct SampleLodHardwareFunction : torch::autograd::Function<SampleLodHardwareFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height,
-                        const SymInt& width, const Names& reducer, int64_t levels, const std::string& filter,
-                        const std::string& address) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({data, uv, lod});
-    save_texture(ctx, height, width, reducer, levels, address);
-    ctx->saved_data["filter"] = filter;
-    return call_lod(data, uv, lod, height, width, reducer, levels, filter, address);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op = op_handle<LodBackwardSignature>("texvlm::sample_lod_backward");
-    const auto saved = ctx->get_saved_variables();
-    auto& of = ctx->saved_data;
-    const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
-    auto [data, uv, lod] =
-        op.call(grads[0], saved[0], saved[1], saved[2], of["height"].toSymInt(), of["width"].toSymInt(),
-                of["reducer"].to<Names>(), of["levels"].toInt(), of["filter"].toStringRef(), of["address"].toStringRef(), mask);
-    return {data, uv, lod, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-};
-
-Tensor sample_lod_hardware_autograd(const Tensor& data, const Tensor& uv, const Tensor& lod, SymInt height, SymInt width,
-                                    Names reducer, int64_t levels, c10::string_view filter, c10::string_view address) {
-  if (records({&data, &uv, &lod}))
-    return SampleLodHardwareFunction::apply(data, uv, lod, height, width, reducer, levels, std::string(filter),
-                                            std::string(address));
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_lod(data, uv, lod, height, width, reducer, levels, filter, address);
-}
-
-Tensor sample_lod_hardware_autocast(const Tensor& data, const Tensor& uv, const Tensor& lod, SymInt height, SymInt width,
-                                    Names reducer, int64_t levels, c10::string_view filter, c10::string_view address) {
-  const NoAutocast guard;
-  return call_lod(data, promoted(uv), promoted(lod), height, width, reducer, levels, filter, address);
-}
-
-struct SampleGradHardwareFunction : torch::autograd::Function<SampleGradHardwareFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
-                        const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels, int64_t max_anisotropy,
-                        const std::string& address) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({data, uv, ddx, ddy});
-    save_texture(ctx, height, width, reducer, levels, address);
-    ctx->saved_data["max_anisotropy"] = max_anisotropy;
-    return call_grad(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op = op_handle<GradBackwardSignature>("texvlm::sample_grad_backward");
-    const auto saved = ctx->get_saved_variables();
-    auto& of = ctx->saved_data;
-    const std::array<bool, 4> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2),
-                                   ctx->needs_input_grad(3)};
-    auto [data, uv, ddx, ddy] =
-        op.call(grads[0], saved[0], saved[1], saved[2], saved[3], of["height"].toSymInt(), of["width"].toSymInt(),
-                of["reducer"].to<Names>(), of["levels"].toInt(), of["max_anisotropy"].toInt(), of["address"].toStringRef(), mask);
-    return {data, uv, ddx, ddy, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-};
-
-Tensor sample_grad_hardware_autograd(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, SymInt height,
-                                     SymInt width, Names reducer, int64_t levels, int64_t max_anisotropy,
-                                     c10::string_view address) {
-  if (records({&data, &uv, &ddx, &ddy}))
-    return SampleGradHardwareFunction::apply(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy,
-                                             std::string(address));
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_grad(data, uv, ddx, ddy, height, width, reducer, levels, max_anisotropy, address);
-}
-
-Tensor sample_grad_hardware_autocast(const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy, SymInt height,
-                                     SymInt width, Names reducer, int64_t levels, int64_t max_anisotropy,
-                                     c10::string_view address) {
-  const NoAutocast guard;
-  return call_grad(data, promoted(uv), promoted(ddx), promoted(ddy), height, width, reducer, levels, max_anisotropy, address);
 }
 
 // ---- a handle of one's own ----
@@ -256,7 +144,7 @@ class HardwareTexture : public torch::CustomClassHolder {
   int64_t layers() const { return array_->shape().layers; }
 
   void update(const Tensor& data) {
-    check_no_gradient({&data});
+    check_no_gradient(data);
     TEXVLM_CHECK(data.scalar_type() == like_.scalar_type() && data.device() == like_.device() && data.dim() == 3 &&
                      data.size(0) == like_.size(0) && data.size(2) == like_.size(2),
                  kName, "data", "of the shape, dtype and device that the texture was made with", shape_of(data), ' ',
@@ -266,7 +154,7 @@ class HardwareTexture : public torch::CustomClassHolder {
   }
 
   Tensor sample_lod(const Tensor& uv, const Tensor& lod, const std::string& filter, const std::string& address) {
-    check_no_gradient({&uv, &lod});
+    check_no_gradient(uv, lod);
     check_lod_coordinates(kName, like_, uv, lod);
     const SampleInputs in{table_, reducers_, parse_filter(kName, filter), parse_address(kName, address)};
     Tensor out = new_tensor({uv.size(0), uv.size(1), like_.size(2)}, like_.scalar_type(), like_.device());
@@ -276,7 +164,7 @@ class HardwareTexture : public torch::CustomClassHolder {
   }
 
   Tensor sample_grad(const Tensor& uv, const Tensor& ddx, const Tensor& ddy, int64_t max_anisotropy, const std::string& address) {
-    check_no_gradient({&uv, &ddx, &ddy});
+    check_no_gradient(uv, ddx, ddy);
     check_grad_coordinates(kName, like_, uv, ddx, ddy, max_anisotropy, kMaxHardwareAnisotropy);
     const SampleInputs in{table_, reducers_, Filter::trilinear, parse_address(kName, address)};
     Tensor out = new_tensor({uv.size(0), uv.size(1), like_.size(2)}, like_.scalar_type(), like_.device());
@@ -288,9 +176,10 @@ class HardwareTexture : public torch::CustomClassHolder {
   }
 
  private:
-  static void check_no_gradient(std::initializer_list<const Tensor*> inputs) {
+  template <class... Tensors>
+  static void check_no_gradient(const Tensors&... inputs) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        !records(inputs),
+        !any_records(inputs...),
         "texvlm::HardwareTexture: a handle has no gradients; use the ops sample_*_hardware, or torch.no_grad()");
   }
 
@@ -331,17 +220,11 @@ class HardwareTexture : public torch::CustomClassHolder {
 
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("sample_lod_hardware", sample_lod_hardware);
-  m.impl("sample_grad_hardware", sample_grad_hardware);
-}
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("sample_lod_hardware", sample_lod_hardware_autograd);
-  m.impl("sample_grad_hardware", sample_grad_hardware_autograd);
-}
-TEXVLM_AUTOCAST(m) {
-  m.impl("sample_lod_hardware", sample_lod_hardware_autocast);
-  m.impl("sample_grad_hardware", sample_grad_hardware_autocast);
+TEXVLM_OPS(ops) {
+  ops.differentiable<sample_lod_hardware>("sample_lod_hardware", GradientRule().by("texvlm::sample_lod_backward"));
+  ops.differentiable<sample_grad_hardware>("sample_grad_hardware", GradientRule().by("texvlm::sample_grad_backward"));
+  ops.promotes("sample_lod_hardware", {"uv", "lod"});
+  ops.promotes("sample_grad_hardware", {"uv", "ddx", "ddy"});
 }
 
 TORCH_LIBRARY_FRAGMENT(texvlm, m) {

@@ -12,7 +12,6 @@
 namespace texvlm {
 namespace {
 
-using Maybe = const std::optional<Tensor>&;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 // ---- gaussian_splat ----
@@ -50,7 +49,7 @@ SplatInputs splat_inputs(const char* op, const Tensor& points, const Tensor& wei
   return in;
 }
 
-Tensor gaussian_splat(const Tensor& points, const Tensor& weights, double sigma, int64_t height, int64_t width, double keep,
+Tensor gaussian_splat(const Tensor& points, const Tensor& weights, double sigma, Size height, Size width, double keep,
                       Maybe base) {
   const char* op = "gaussian_splat";
   const SplatInputs in = splat_inputs(op, points, weights, sigma, height, width);
@@ -103,48 +102,9 @@ Gradients gaussian_splat_backward(const Tensor& grad, const Tensor& out, const T
   return {to_points, to_weights, to_base};
 }
 
-Tensor call_splat(const Tensor& points, const Tensor& weights, double sigma, const SymInt& height, const SymInt& width,
-                  double keep, Maybe base) {
-  static const auto op =
-      op_handle<Tensor(const Tensor&, const Tensor&, double, SymInt, SymInt, double, Maybe)>("texvlm::gaussian_splat");
-  return op.call(points, weights, sigma, height, width, keep, base);
-}
-
-struct GaussianSplat : torch::autograd::Function<GaussianSplat> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& points, const Tensor& weights, double sigma, const SymInt& height,
-                        const SymInt& width, double keep, Maybe base) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    Tensor out = call_splat(points, weights, sigma, height, width, keep, base);
-    ctx->save_for_backward({out, points, weights});
-    ctx->saved_data["sigma"] = sigma;
-    ctx->saved_data["keep"] = keep;
-    ctx->saved_data["base"] = given(base).defined();
-    return out;
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op =
-        op_handle<Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double, double, std::array<bool, 3>)>(
-            "texvlm::gaussian_splat_backward");
-    const auto saved = ctx->get_saved_variables();
-    const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1),
-                                   ctx->saved_data["base"].toBool() && ctx->needs_input_grad(2)};
-    const auto [points, weights, base] = op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["sigma"].toDouble(),
-                                                 ctx->saved_data["keep"].toDouble(), mask);
-    return {points, weights, Tensor(), Tensor(), Tensor(), Tensor(), base};
-  }
-};
-
-Tensor gaussian_splat_autograd(const Tensor& points, const Tensor& weights, double sigma, SymInt height, SymInt width,
-                               double keep, Maybe base) {
-  const Tensor under = given(base);
-  if (records({&points, &weights, &under})) return GaussianSplat::apply(points, weights, sigma, height, width, keep, base);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_splat(points, weights, sigma, height, width, keep, base);
-}
-
 // ---- enlarge ----
 
-Tensor enlarge(const Tensor& planes, int64_t height, int64_t width) {
+Tensor enlarge(const Tensor& planes, Size height, Size width) {
   const char* op = "enlarge";
   check_shape(op, "planes", planes, "[B, h, w]", {-1, -1, -1});
   check_texel_dtype(op, "planes", planes.scalar_type());
@@ -162,7 +122,7 @@ Tensor enlarge(const Tensor& planes, int64_t height, int64_t width) {
   return out;
 }
 
-Tensor enlarge_backward(const Tensor& grad, int64_t height, int64_t width) {
+Tensor enlarge_backward(const Tensor& grad, Size height, Size width) {
   const char* op = "enlarge_backward";
   check_shape(op, "grad", grad, "[B, H, W]", {-1, -1, -1});
   check_texel_dtype(op, "grad", grad.scalar_type());
@@ -179,49 +139,17 @@ Tensor enlarge_backward(const Tensor& grad, int64_t height, int64_t width) {
   return out.to(grad.scalar_type());
 }
 
-template <bool Adjoint>
-Tensor call_enlarge(const Tensor& planes, const SymInt& height, const SymInt& width) {
-  static const auto op =
-      op_handle<Tensor(const Tensor&, SymInt, SymInt)>(Adjoint ? "texvlm::enlarge_backward" : "texvlm::enlarge");
-  return op.call(planes, height, width);
-}
-
-// Linear: the adjoint of the adjoint is the op itself, so derivatives of all orders exist.
-template <bool Adjoint>
-struct Enlarging : torch::autograd::Function<Enlarging<Adjoint>> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& planes, const SymInt& height, const SymInt& width) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    Tensor out = call_enlarge<Adjoint>(planes, height, width);  // first, since it checks the rank
-    ctx->saved_data["height"] = planes.sym_size(1);
-    ctx->saved_data["width"] = planes.sym_size(2);
-    return out;
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    return {call_enlarge<!Adjoint>(grads[0], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt()), Tensor(),
-            Tensor()};
-  }
-};
-
-template <bool Adjoint>
-Tensor enlarge_autograd(const Tensor& planes, SymInt height, SymInt width) {
-  if (records({&planes})) return Enlarging<Adjoint>::apply(planes, height, width);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_enlarge<Adjoint>(planes, height, width);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("gaussian_splat", gaussian_splat);
-  m.impl("gaussian_splat_backward", gaussian_splat_backward);
-  m.impl("enlarge", enlarge);
-  m.impl("enlarge_backward", enlarge_backward);
-}
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("gaussian_splat", gaussian_splat_autograd);
-  m.impl("gaussian_splat_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("enlarge", enlarge_autograd<false>);
-  m.impl("enlarge_backward", enlarge_autograd<true>);
+TEXVLM_OPS(ops) {
+  ops.differentiable<gaussian_splat>("gaussian_splat", GradientRule().given("out", result(0)));
+  ops.op<gaussian_splat_backward>("gaussian_splat_backward");
+  // Linear: the adjoint of the adjoint is the op itself, so derivatives of all orders exist.
+  ops.differentiable<enlarge>("enlarge",
+                              GradientRule().given("height", size_of("planes", 1)).given("width", size_of("planes", 2)));
+  ops.differentiable<enlarge_backward>(
+      "enlarge_backward",
+      GradientRule().by("texvlm::enlarge").given("height", size_of("grad", 1)).given("width", size_of("grad", 2)));
 }
 
 }  // namespace texvlm

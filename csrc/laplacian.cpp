@@ -21,10 +21,11 @@ Tensor enlarge_and_add(const char* op, const Tensor& data, int64_t height, int64
   out.narrow(1, last, levels.texels - last).copy_(data.narrow(1, last, levels.texels - last));
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto in = texture_view<const T>(data, levels), built = texture_view<const T>(out, levels);
+    const auto in = texture_view<const T>(data, levels);
+    const auto above = texels<const T>(reconstruct ? out : data);
     for (int level = levels.count - 2; level >= 0; --level) {
-      for_each_texel<AddEnlarged, T>(data.device(), whole(data, levels, level), channels, in, reconstruct ? built : in,
-                                     texture_view<T>(out, levels), level, reconstruct ? Acc<T>(1) : Acc<T>(-1));
+      for_each_texel<AddEnlarged, T>(data.device(), whole(data, levels, level), channels, in, above, texels<T>(out), level,
+                                     reconstruct ? Acc<T>(1) : Acc<T>(-1));
     }
   });
   return out;
@@ -39,7 +40,7 @@ Tensor enlarge_and_add_backward(const char* op, const Tensor& grad, int64_t heig
   dispatch_texel(grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto in = texture_view<const T>(packed, levels);
-    const auto result = texture_view<Acc<T>>(out, levels);
+    const auto result = texels<Acc<T>>(out);
     for_each_texel<CopyLevel, T>(grad.device(), whole(grad, levels, 0), grad.size(2), in, result, 0);
     for (int level = 1; level < levels.count; ++level) {
       for_each_texel<AddEnlargedAdjoint, T>(grad.device(), whole(grad, levels, level), grad.size(2), in, result, level,
@@ -49,73 +50,29 @@ Tensor enlarge_and_add_backward(const char* op, const Tensor& grad, int64_t heig
   return out;
 }
 
-Tensor laplacian_decompose(const Tensor& data, int64_t height, int64_t width, int64_t levels) {
+Tensor laplacian_decompose(const Tensor& data, Size height, Size width, int64_t levels) {
   return enlarge_and_add("laplacian_decompose", data, height, width, levels, false);
 }
-Tensor laplacian_reconstruct(const Tensor& bands, int64_t height, int64_t width, int64_t levels) {
+Tensor laplacian_reconstruct(const Tensor& bands, Size height, Size width, int64_t levels) {
   return enlarge_and_add("laplacian_reconstruct", bands, height, width, levels, true);
 }
-Tensor laplacian_decompose_backward(const Tensor& grad, int64_t height, int64_t width, int64_t levels) {
+Tensor laplacian_decompose_backward(const Tensor& grad, Size height, Size width, int64_t levels) {
   return enlarge_and_add_backward("laplacian_decompose_backward", grad, height, width, levels, false);
 }
-Tensor laplacian_reconstruct_backward(const Tensor& grad, int64_t height, int64_t width, int64_t levels) {
+Tensor laplacian_reconstruct_backward(const Tensor& grad, Size height, Size width, int64_t levels) {
   return enlarge_and_add_backward("laplacian_reconstruct_backward", grad, height, width, levels, true);
-}
-
-// ---- autograd ----
-
-struct Decompose {
-  static constexpr const char *forward = "texvlm::laplacian_decompose", *backward = "texvlm::laplacian_decompose_backward";
-};
-struct Reconstruct {
-  static constexpr const char *forward = "texvlm::laplacian_reconstruct", *backward = "texvlm::laplacian_reconstruct_backward";
-};
-
-// Both maps are linear, so the derivative of the adjoint is the map itself: the same class serves forward and
-// backward ops.
-template <class Op, bool adjoint>
-Tensor call(const Tensor& t, const SymInt& height, const SymInt& width, int64_t levels) {
-  static const auto op = op_handle<Tensor(const Tensor&, SymInt, SymInt, int64_t)>(adjoint ? Op::backward : Op::forward);
-  return op.call(t, height, width, levels);
-}
-
-template <class Op, bool adjoint>
-struct Linear : torch::autograd::Function<Linear<Op, adjoint>> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& t, const SymInt& height, const SymInt& width, int64_t levels) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->saved_data["height"] = height;
-    ctx->saved_data["width"] = width;
-    ctx->saved_data["levels"] = levels;
-    ctx->saved_data["dtype"] = static_cast<int64_t>(t.scalar_type());
-    return call<Op, adjoint>(t, height, width, levels);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const Tensor grad = call<Op, !adjoint>(grads[0].contiguous(), ctx->saved_data["height"].toSymInt(),
-                                           ctx->saved_data["width"].toSymInt(), ctx->saved_data["levels"].toInt());
-    return {grad.to(static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt())), Tensor(), Tensor(), Tensor()};
-  }
-};
-
-template <class Op, bool adjoint>
-Tensor linear(const Tensor& t, SymInt height, SymInt width, int64_t levels) {
-  if (records({&t})) return Linear<Op, adjoint>::apply(t, height, width, levels);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call<Op, adjoint>(t, height, width, levels);
 }
 
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("laplacian_decompose", laplacian_decompose);
-  m.impl("laplacian_reconstruct", laplacian_reconstruct);
-  m.impl("laplacian_decompose_backward", laplacian_decompose_backward);
-  m.impl("laplacian_reconstruct_backward", laplacian_reconstruct_backward);
-}
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("laplacian_decompose", linear<Decompose, false>);
-  m.impl("laplacian_decompose_backward", linear<Decompose, true>);
-  m.impl("laplacian_reconstruct", linear<Reconstruct, false>);
-  m.impl("laplacian_reconstruct_backward", linear<Reconstruct, true>);
+// Both maps are linear, so the derivative of the adjoint is the map itself.
+TEXVLM_OPS(ops) {
+  ops.differentiable<laplacian_decompose>("laplacian_decompose");
+  ops.differentiable<laplacian_decompose_backward>("laplacian_decompose_backward",
+                                                   GradientRule().by("texvlm::laplacian_decompose").packed());
+  ops.differentiable<laplacian_reconstruct>("laplacian_reconstruct");
+  ops.differentiable<laplacian_reconstruct_backward>("laplacian_reconstruct_backward",
+                                                     GradientRule().by("texvlm::laplacian_reconstruct").packed());
 }
 
 }  // namespace texvlm

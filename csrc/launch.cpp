@@ -19,7 +19,7 @@ bool on_cuda(c10::Device device) {
   }();
   return device.is_cuda() || emulate;
 }
-#else
+#elif defined(TEXVLM_WITH_CUDA)
 bool on_cuda(c10::Device device) { return device.is_cuda(); }
 #endif
 

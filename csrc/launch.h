@@ -2,7 +2,8 @@
 //
 // A functor is a template <class T, int C> POD struct. C is the channel count when it is known at compile time (1, 3, 4), or 0.
 //   texels:  operator()(b, y, x, c0, c1)             optionally row(b, y, x0, x1): the same for a run of texels, all channels;
-//            or row(b, y, x0, x1, scratch) beside scratch_bytes(): the same with work memory of its own
+//            or row(b, y, x0, x1, scratch) beside scratch_bytes(): the same with work memory of its own;
+//            or instead of both pixels<N>(b, y, x, n): see scalar.h
 //   queries: operator()(b, n, c0, c1)                 optionally block(b, n0, n1)
 // The host calls it row by row with [0, C); CUDA gives each thread a slice of 4 channels. The host loops are compiled once per
 // instruction set and chosen at run time, so a wheel built anywhere is fast everywhere.
@@ -24,7 +25,14 @@ namespace texvlm {
 
 // Whether the CUDA kernels run for tensors of this device. In builds with TEXVLM_EMULATE (see tests/shim) they can be asked to
 // run on the host, for CPU tensors.
+#if defined(TEXVLM_WITH_CUDA)
 bool on_cuda(c10::Device device);
+#else
+inline bool on_cuda(c10::Device device) {
+  if (device.is_cuda()) cuda::not_built();
+  return false;  // known to the compiler: what would be launched is not linked
+}
+#endif
 
 // The stream of PyTorch on this device, as a pointer that a torch-free .cu understands.
 void* current_stream(c10::Device device);
@@ -39,18 +47,9 @@ namespace host {
 enum class Isa { base, v3, v4 };
 TEXVLM_API Isa isa();  // of this processor, asked once
 
-template <class F, class = void>
-struct HasRow : std::false_type {};
-template <class F>
-struct HasRow<F, std::void_t<decltype(&F::row)>> : std::true_type {};
-template <class F, class = void>
-struct HasScratch : std::false_type {};
-template <class F>
-struct HasScratch<F, std::void_t<decltype(&F::scratch_bytes)>> : std::true_type {};
-template <class F, class = void>
-struct HasBlock : std::false_type {};
-template <class F>
-struct HasBlock<F, std::void_t<decltype(&F::block)>> : std::true_type {};
+TEXVLM_HAS_MEMBER(HasRow, row);
+TEXVLM_HAS_MEMBER(HasScratch, scratch_bytes);
+TEXVLM_HAS_MEMBER(HasBlock, block);
 
 template <int C, class F>
 TEXVLM_HD void texel_rows(const F& f, const Rect& r, int64_t channels, int64_t begin, int64_t end) {
@@ -63,6 +62,9 @@ TEXVLM_HD void texel_rows(const F& f, const Rect& r, int64_t channels, int64_t b
       f.row(b, y, r.x0, r.x1, static_cast<void*>(scratch.data()));
     } else if constexpr (HasRow<F>::value) {
       f.row(b, y, r.x0, r.x1);
+    } else if constexpr (HasPixels<F>::value) {
+      for (int64_t x = r.x0; x < r.x1; x += kRun)
+        f.template pixels<kRun>(b, y, x, static_cast<int>(minimum<int64_t>(kRun, r.x1 - x)));
     } else {
       for (int64_t x = r.x0; x < r.x1; ++x) f(b, y, x, int64_t{0}, C ? int64_t{C} : channels);
     }
@@ -90,8 +92,9 @@ constexpr bool kFast = !std::is_same_v<T, double>;
 template <class T>
 constexpr bool kConstantChannels = std::is_same_v<T, float>;
 
-// One loop, compiled for x86-64-v4 (AVX-512), v3 (AVX2) and the baseline.
+// One loop, compiled for x86-64-v4 (AVX-512), v3 (AVX2) and, without a constant channel count, the baseline.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(TEXVLM_NO_ISA_DISPATCH)
+#define TEXVLM_DISPATCHES_ISA 1
 #define TEXVLM_ISA_DISPATCH(name)                                                                   \
   template <int C, class... A>                                                                      \
   __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void name##_v4(const A&... a) { \
@@ -105,11 +108,12 @@ constexpr bool kConstantChannels = std::is_same_v<T, float>;
   void name##_any(const A&... a) {                                                                  \
     if constexpr (Fast) {                                                                           \
       if (isa() == Isa::v4) return name##_v4<C>(a...);                                              \
-      if (isa() == Isa::v3) return name##_v3<C>(a...);                                              \
+      if (C != 0 || isa() == Isa::v3) return name##_v3<C>(a...); /* see with_channels */            \
     }                                                                                               \
-    name<C>(a...);                                                                                  \
+    if constexpr (C == 0 || !Fast) name<C>(a...);                                                   \
   }
 #else
+#define TEXVLM_DISPATCHES_ISA 0
 #define TEXVLM_ISA_DISPATCH(name)                \
   template <int C, bool Fast = true, class... A> \
   void name##_any(const A&... a) {               \
@@ -129,10 +133,12 @@ void parallel(int64_t count, int64_t elements_each, const Body& body) {
 
 }  // namespace host
 
-// body(std::integral_constant<int, C>) with the channel count as a constant where there is a specialised loop for it.
+// body(std::integral_constant<int, C>) with the channel count as a constant where there is a specialised loop for it: not for
+// the baseline of x86-64, which processors of the last ten years do not run.
 template <class T, class Body>
 void with_channels(int64_t channels, const Body& body) {
   if constexpr (host::kConstantChannels<T>) {
+    if (TEXVLM_DISPATCHES_ISA && host::isa() == host::Isa::base) return body(std::integral_constant<int, 0>{});
     if (channels == 1) return body(std::integral_constant<int, 1>{});
     if (channels == 3) return body(std::integral_constant<int, 3>{});
     if (channels == 4) return body(std::integral_constant<int, 4>{});

@@ -2,8 +2,8 @@
 //
 // Every op that reads or writes a texture takes it as (data, height, width, reducer, levels): data [B, T, C] packed, height and
 // width of level 0 in texels, reducer one name or one per channel, levels >= 1. uv in [0, 1], texel centres at (i + 0.5) / n;
-// lod in levels, 0 is full size. Optional tensors come last. `mask` says which gradients of a *_backward op are wanted; the
-// others come back undefined.
+// lod in levels, 0 is full size. A *_backward op takes the gradients of the results, then what it needs of the op's arguments and
+// results, called as there, then `mask`: which of its own results are wanted. The others come back undefined. (autograd.h)
 #include <torch/library.h>
 
 TORCH_LIBRARY(texvlm, m) {
@@ -30,7 +30,7 @@ TORCH_LIBRARY(texvlm, m) {
         ", str filter=\"trilinear\", str address=\"clamp\") -> Tensor",
         compliant);
   m.def("sample_lod_backward(Tensor grad, Tensor data, Tensor uv, Tensor lod, " TEXVLM_TEXTURE
-        ", str filter, str address, bool[3] mask) -> (Tensor, Tensor, Tensor)",
+        ", str filter, str address, *, bool[3] mask) -> (Tensor grad_data, Tensor grad_uv, Tensor grad_lod)",
         compliant);
 
   // footprint: ddx, ddy [B, N, 2] in uv units per pixel -> [B, N, C]
@@ -38,7 +38,8 @@ TORCH_LIBRARY(texvlm, m) {
         ", int max_anisotropy=16, str address=\"clamp\") -> Tensor",
         compliant);
   m.def("sample_grad_backward(Tensor grad, Tensor data, Tensor uv, Tensor ddx, Tensor ddy, " TEXVLM_TEXTURE
-        ", int max_anisotropy, str address, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
+        ", int max_anisotropy, str address, *, bool[4] mask) "
+        "-> (Tensor grad_data, Tensor grad_uv, Tensor grad_ddx, Tensor grad_ddy)",
         compliant);
 
   // hardware: the same through texture units (on the CPU: their emulation), filtered with 8-bit weights; gradients are those of
@@ -55,7 +56,8 @@ TORCH_LIBRARY(texvlm, m) {
         ", int size=16, str address=\"clamp\", Tensor? axes=None) -> Tensor",
         compliant);
   m.def("extract_patches_backward(Tensor grad, Tensor data, Tensor center, Tensor lod, " TEXVLM_TEXTURE
-        ", int size, str address, bool[4] mask, Tensor? axes=None) -> (Tensor, Tensor, Tensor, Tensor)",
+        ", int size, str address, Tensor? axes, *, bool[4] mask) "
+        "-> (Tensor grad_data, Tensor grad_center, Tensor grad_lod, Tensor grad_axes)",
         compliant);
 
   // fovea: fixation [B, F, 2] uv, offsets [N, 2] level-0 pixels, m0 and e0 pixels -> uv [B, F, N, 2], lod [B, F, N]
@@ -64,7 +66,8 @@ TORCH_LIBRARY(texvlm, m) {
       compliant);
   m.def(
       "fovea_tokens_backward(Tensor grad_uv, Tensor grad_lod, Tensor fixation, Tensor offsets, Tensor m0, Tensor e0, "
-      "SymInt height, SymInt width, int levels, bool[4] mask) -> (Tensor, Tensor, Tensor, Tensor)",
+      "SymInt height, SymInt width, int levels, *, bool[4] mask) "
+      "-> (Tensor grad_fixation, Tensor grad_offsets, Tensor grad_m0, Tensor grad_e0)",
       compliant);
 
   // distance: mask bool [B, H, W] -> squared distance to the nearest True, int64, and its row-major index (empty: H^2 + W^2, -1);
@@ -73,21 +76,26 @@ TORCH_LIBRARY(texvlm, m) {
 
   // salience: image [B, 3, H, W] in [0, 1], previous alike -> [B, H, W] in [0, 1]
   m.def("saliency(Tensor image, Tensor? previous=None) -> Tensor", compliant);
-  m.def("saliency_backward(Tensor grad, Tensor image, bool[2] mask, Tensor? previous=None) -> (Tensor, Tensor)", compliant);
+  m.def(
+      "saliency_backward(Tensor grad, Tensor image, Tensor? previous, *, bool[2] mask) -> (Tensor grad_image, Tensor grad_previous)",
+      compliant);
 
   // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
   // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`
   m.def("optical_flow(Tensor previous, Tensor current, int? finest=None) -> (Tensor, Tensor)", compliant);
 
-  // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W]
-  m.def("warp(Tensor planes, Tensor flow, float fill=0., Tensor? occlusion=None) -> Tensor", compliant);
-  m.def("warp_backward(Tensor grad, Tensor planes, Tensor flow, bool[2] mask, Tensor? occlusion=None) -> (Tensor, Tensor)",
-        compliant);
+  // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W];
+  // what is occluded is filled, or with fill = None stays where it is
+  m.def("warp(Tensor planes, Tensor flow, float? fill=0., Tensor? occlusion=None) -> Tensor", compliant);
+  m.def(
+      "warp_backward(Tensor grad, Tensor planes, Tensor flow, float? fill, Tensor? occlusion, *, bool[2] mask) "
+      "-> (Tensor grad_planes, Tensor grad_flow)",
+      compliant);
   // image, previous [B, 3, H, W] -> |luma - luma of previous, moved by flow| [B, H, W]; not moved where occluded
   m.def("motion(Tensor image, Tensor previous, Tensor? flow=None, Tensor? occlusion=None) -> Tensor", compliant);
   m.def(
-      "motion_backward(Tensor grad, Tensor image, Tensor previous, bool[3] mask, Tensor? flow=None, Tensor? occlusion=None) "
-      "-> (Tensor, Tensor, Tensor)",
+      "motion_backward(Tensor grad, Tensor image, Tensor previous, Tensor? flow, Tensor? occlusion, *, bool[3] mask) "
+      "-> (Tensor grad_image, Tensor grad_previous, Tensor grad_flow)",
       compliant);
 
   // history: points [B, P, 2] uv, weights [B, P], sigma of the longer side, base [B, H, W]
@@ -97,8 +105,8 @@ TORCH_LIBRARY(texvlm, m) {
       "Tensor? base=None) -> Tensor",
       compliant);
   m.def(
-      "gaussian_splat_backward(Tensor grad, Tensor out, Tensor points, Tensor weights, float sigma, float keep, bool[3] mask) "
-      "-> (Tensor, Tensor, Tensor)",
+      "gaussian_splat_backward(Tensor grad, Tensor out, Tensor points, Tensor weights, float sigma, float keep, *, bool[3] mask) "
+      "-> (Tensor grad_points, Tensor grad_weights, Tensor grad_base)",
       compliant);
   // planes [B, h, w], read bilinearly at the pixels of height x width -> [B, H, W]
   m.def("enlarge(Tensor planes, SymInt height, SymInt width) -> Tensor", compliant);
@@ -123,11 +131,12 @@ TORCH_LIBRARY(texvlm, m) {
       compliant);
   m.def(
       "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, Tensor[] given, "
-      "int[] given_channels, bool[] mask, Tensor? previous=None, Tensor? fixation=None) -> Tensor[]",
+      "int[] given_channels, Tensor? previous, Tensor? fixation, *, bool[] mask) "
+      "-> (Tensor grad_image, Tensor grad_previous, Tensor grad_fixation, Tensor[] grad_given)",
       compliant);
 
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
-  m.def("select_topk(Tensor scores, SymInt k) -> (Tensor, Tensor)", compliant);
+  m.def("select_topk(Tensor scores, SymInt k) -> (Tensor values, Tensor indices)", compliant);
   m.def("select_topk_backward(Tensor grad, Tensor indices, SymInt count) -> Tensor", compliant);
   // cells int64 [B, n] (row-major in the grid of ceil(H / cell) x ceil(W / cell)); channels: red, green, blue, edge, saliency in
   // data; weights: edge, entropy, saliency -> [B, n]

@@ -2,6 +2,7 @@
 
 #include "math/salience.h"
 #include "math/stats.h"
+#include "reduce.h"
 
 namespace texvlm {
 
@@ -53,12 +54,8 @@ Tensor edge_threshold(const Tensor& edge) {
   Tensor threshold = new_tensor({batch}, at::kDouble, edge.device());
   dispatch_plane(edge, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Tensor rows = new_tensor({batch, height, static_cast<int64_t>(sizeof(MapStats<T>))}, at::kByte, edge.device());
-    const T* const nothing = nullptr;
-    for_each_item<RowStats, T>(edge.device(), batch, height, width, pointer<const T>(edge), nothing, int64_t{1},
-                               pointer<MapStats<T>>(rows), height, width);
-    for_each_item<EdgeThreshold, T>(edge.device(), batch, int64_t{1}, height, pointer<const MapStats<T>>(rows),
-                                    pointer<double>(threshold), height, width);
+    for_each_plane_reduced<EdgeThreshold, T>(edge.device(), batch, height, width, 1, pointer<const T>(edge),
+                                             pointer<double>(threshold), height, width);
   });
   return threshold;
 }

@@ -3,10 +3,13 @@
 
 #include <algorithm>
 
+#include <torch/csrc/autograd/variable.h>
+
 #include "autograd.h"
 #include "cuda/pyramid.h"
 #include "launch.h"
 #include "pyramid.h"
+#include "queries.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -80,29 +83,30 @@ Tensor generate_mipmaps(const Tensor& image, Names reducer, int64_t levels, std:
   return data;
 }
 
-Tensor generate_mipmaps_backward(const Tensor& grad, int64_t height, int64_t width, Names reducer, int64_t levels, Maybe data) {
+Tensor generate_mipmaps_backward(const Tensor& grad, const TextureArgs& of, Maybe data) {
   const char* op = "generate_mipmaps_backward";
   const Tensor packed = grad.contiguous();
-  const Levels table = check_texture(op, packed, height, width, levels);
-  const Reducers reducers = check_reducers(op, strings(reducer), grad.size(2));
+  const auto [table, reducers] = check_texture(op, packed, of);
+  const int64_t height = of.height, width = of.width;
   const int64_t batch = grad.size(0), channels = grad.size(2);
   const bool needs_data = reducers.any_extremum;
   TORCH_CHECK_VALUE(!needs_data || (data && data->defined()), "texvlm::", op,
                     ": data (the pyramid) is needed for the reducers max and min");
   if (needs_data) {
-    check_texture(op, *data, height, width, levels);
+    check_texture(op, *data, of);
     check_dtype(op, "data", *data, grad.scalar_type(), " (as the gradient)");
     check_same_device(op, "data", *data, grad);
   }
   const at::ScalarType acc = acc_dtype(grad.scalar_type());
   Tensor image = new_tensor({batch, channels, height, width}, acc, grad.device());
-  const Levels upper = table.count > 1 ? make_levels(table.height[1], table.width[1], table.count - 1) : Levels{};
-  const Tensor work = new_tensor({batch, upper.texels, channels}, acc, grad.device());
+  const int64_t fine = height * width;  // texels of level 0, which the work memory has not
+  const Tensor work = new_tensor({batch, table.texels - fine, channels}, acc, grad.device());
   dispatch_texel(grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto incoming = texture_view<const T>(packed, table);
-    const auto pyramid = texture_view<const T>(needs_data ? *data : packed, table);
-    const auto accumulated = texture_view<Acc<T>>(work, upper);
+    const auto pyramid = texels<const T>(needs_data ? *data : packed);
+    auto accumulated = texels<Acc<T>>(work);
+    accumulated.data -= fine * channels;
     const auto out = image_view<Acc<T>>(image);
     const int last = table.count - 1;
     for_each_texel<MipAdjointSeed, T>(grad.device(), {batch, 0, table.height[last], 0, table.width[last]}, channels, incoming,
@@ -115,10 +119,10 @@ Tensor generate_mipmaps_backward(const Tensor& grad, int64_t height, int64_t wid
   return image;
 }
 
-void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names reducer, int64_t levels, Maybe rects) {
+void update_mipmaps(const Tensor& data, const TextureArgs& of, Maybe rects) {
   const char* op = "update_mipmaps";
-  const Levels table = check_texture(op, data, height, width, levels);
-  const Reducers reducers = check_reducers(op, strings(reducer), data.size(2));
+  const auto [table, reducers] = check_texture(op, data, of);
+  const int64_t height = of.height, width = of.width;
   std::vector<Rect> todo;
   const bool whole = !rects || !rects->defined();
   if (!whole) {
@@ -143,108 +147,39 @@ void update_mipmaps(const Tensor& data, int64_t height, int64_t width, Names red
 
 // ---- autograd ----
 
-using GenerateSignature = Tensor(const Tensor&, Names, int64_t, std::optional<at::ScalarType>);
-using BackwardSignature = Tensor(const Tensor&, SymInt, SymInt, Names, int64_t, Maybe);
-
-Tensor call_generate(const Tensor& image, const Names& reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
-  static const auto op = op_handle<GenerateSignature>("texvlm::generate_mipmaps");
-  return op.call(image, reducer, levels, dtype);
-}
-
-Tensor call_backward(const Tensor& grad, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
-                     Maybe data) {
-  static const auto op = op_handle<BackwardSignature>("texvlm::generate_mipmaps_backward");
-  return op.call(grad, height, width, reducer, levels, data);
-}
-
-bool any_named(const Names& reducer, std::initializer_list<const char*> names) {
-  for (const std::string& r : strings(reducer))
+bool any_named(const IValue& reducer, std::initializer_list<const char*> names) {
+  for (const std::string& r : strings(reducer.to<Names>()))
     for (const char* name : names)
       if (r == name) return true;
   return false;
 }
 
-struct GenerateMipmaps : torch::autograd::Function<GenerateMipmaps> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, const Names& reducer, int64_t levels,
-                        std::optional<at::ScalarType> dtype) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    Tensor data = call_generate(image, reducer, levels, dtype);
-    ctx->save_for_backward({any_named(reducer, {"max", "min"}) ? data : Tensor()});
-    ctx->saved_data["height"] = image.sym_size(2);
-    ctx->saved_data["width"] = image.sym_size(3);
-    ctx->saved_data["reducer"] = reducer;
-    ctx->saved_data["levels"] = levels;
-    ctx->saved_data["dtype"] = static_cast<int64_t>(image.scalar_type());
-    return data;
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    const Tensor image =
-        call_backward(grads[0], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
-                      ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(), maybe(saved[0]));
-    return {image.to(static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt())), Tensor(), Tensor(), Tensor()};
-  }
-};
+// What the adjoint needs of the pyramid: all of it, to find the extrema, or nothing.
+IValue pyramid_for_adjoint(const Call& call) { return any_named(call["reducer"], {"max", "min"}) ? call.result(0) : IValue(); }
 
-Tensor generate_mipmaps_autograd(const Tensor& image, Names reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
-  if (records({&image})) return GenerateMipmaps::apply(image, reducer, levels, dtype);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_generate(image, reducer, levels, dtype);
+void check_linear(const Call& call) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!any_named(call["reducer"], {"max", "min", "mode"}),
+                              "texvlm::generate_mipmaps: second derivatives exist for the reducer mean only");
 }
 
-// The adjoint of the mean chain is linear in `grad`, so its own derivative is the chain itself.
-struct GenerateMipmapsBackward : torch::autograd::Function<GenerateMipmapsBackward> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const SymInt& height, const SymInt& width, const Names& reducer,
-                        int64_t levels, Maybe data) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->saved_data["reducer"] = reducer;
-    ctx->saved_data["levels"] = levels;
-    ctx->saved_data["dtype"] = static_cast<int64_t>(grad.scalar_type());
-    return call_backward(grad, height, width, reducer, levels, data);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const auto reducer = ctx->saved_data["reducer"].to<Names>();
-    TORCH_CHECK_NOT_IMPLEMENTED(!any_named(reducer, {"max", "min", "mode"}),
-                                "texvlm::generate_mipmaps: second derivatives exist for the reducer mean only");
-    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
-    return {call_generate(grads[0], reducer, ctx->saved_data["levels"].toInt(), dtype),
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            Tensor()};
-  }
-};
+IValue dtype_of_grad(const Call& call) { return static_cast<int64_t>(call["grad"].toTensor().scalar_type()); }
 
-Tensor generate_mipmaps_backward_autograd(const Tensor& grad, SymInt height, SymInt width, Names reducer, int64_t levels,
-                                          Maybe data) {
-  if (records({&grad})) return GenerateMipmapsBackward::apply(grad, height, width, reducer, levels, data);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_backward(grad, height, width, reducer, levels, data);
-}
-
-void call_update(const Tensor& data, const SymInt& height, const SymInt& width, const Names& reducer, int64_t levels,
-                 Maybe rects) {
-  using Signature = void(const Tensor&, SymInt, SymInt, Names, int64_t, Maybe);
-  static const auto op = op_handle<Signature>("texvlm::update_mipmaps");
-  op.call(data, height, width, reducer, levels, rects);
-}
-
-void update_mipmaps_autograd(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels, Maybe rects) {
+// An op in place has entries of its own: it refuses gradients, and counts the write, so that autograd sees a saved tensor change,
+// and the cache of texture arrays its texels. (PyTorch's fallbacks count what an op returns, and this one returns nothing.)
+void update_mipmaps_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Tensor& data = stack->front().toTensor();
   TORCH_CHECK_NOT_IMPLEMENTED(
       !(c10::GradMode::is_enabled() && data.requires_grad()) && !data._fw_grad(0).defined(),
       "texvlm::update_mipmaps: works in place and is not differentiable; call it under torch.no_grad() or on "
       "data.detach()");
   const at::AutoDispatchBelowAutograd guard;
-  call_update(data, height, width, reducer, levels, rects);
+  op.callBoxed(stack);
 }
-
-// Counts the write, so that autograd sees a saved tensor change, and the cache of texture arrays its texels. (PyTorch's fallbacks
-// count what an op returns, and this one returns nothing.)
-void update_mipmaps_in_place(const Tensor& data, SymInt height, SymInt width, Names reducer, int64_t levels, Maybe rects) {
+void update_mipmaps_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Tensor data = stack->front().toTensor();
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    call_update(data, height, width, reducer, levels, rects);
+    op.callBoxed(stack);
   }
   torch::autograd::impl::bump_version(data);
 }
@@ -258,16 +193,21 @@ void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& red
   });
 }
 
-TEXVLM_KERNELS(m) {
-  m.impl("generate_mipmaps", generate_mipmaps);
-  m.impl("generate_mipmaps_backward", generate_mipmaps_backward);
-  m.impl("update_mipmaps", update_mipmaps);
+TEXVLM_OPS(ops) {
+  ops.differentiable<generate_mipmaps>(
+      "generate_mipmaps",
+      GradientRule().given("height", size_of("image", 2)).given("width", size_of("image", 3)).given("data", pyramid_for_adjoint));
+  // The adjoint of the mean chain is linear in `grad`, so its own derivative is the chain itself.
+  ops.differentiable<generate_mipmaps_backward>(
+      "generate_mipmaps_backward",
+      GradientRule().by("texvlm::generate_mipmaps").given("dtype", dtype_of_grad).backward_refused_by(check_linear));
+  ops.kernel<update_mipmaps>("update_mipmaps");
 }
 TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("generate_mipmaps", generate_mipmaps_autograd);
-  m.impl("generate_mipmaps_backward", generate_mipmaps_backward_autograd);
-  m.impl("update_mipmaps", update_mipmaps_autograd);
+  m.impl("update_mipmaps", torch::CppFunction::makeFromBoxedFunction<update_mipmaps_autograd>());
 }
-TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) { m.impl("update_mipmaps", update_mipmaps_in_place); }
+TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) {
+  m.impl("update_mipmaps", torch::CppFunction::makeFromBoxedFunction<update_mipmaps_in_place>());
+}
 
 }  // namespace texvlm

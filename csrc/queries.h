@@ -63,20 +63,29 @@ inline void check_grad_coordinates(const char* op, const Tensor& data, const Ten
                max_anisotropy);
 }
 
-inline SampleInputs check_lod_queries(const char* op, const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height,
-                                      int64_t width, const Names& reducer, int64_t levels, std::string_view filter,
-                                      std::string_view address) {
-  const Levels table = check_texture(op, data, height, width, levels);
+// data [B, T, C] with its other arguments: the levels and how each channel is reduced.
+struct TextureInputs {
+  Levels table;
+  Reducers reducers;
+};
+inline TextureInputs check_texture(const char* op, const Tensor& data, const TextureArgs& of) {
+  const Levels table = check_texture(op, data, of.height, of.width, of.levels);
+  return {table, check_reducers(op, strings(of.reducer), data.size(2))};
+}
+
+inline SampleInputs check_lod_queries(const char* op, const Tensor& data, const Tensor& uv, const Tensor& lod,
+                                      const TextureArgs& of, std::string_view filter, std::string_view address) {
+  const auto [table, reducers] = check_texture(op, data, of);
   check_lod_coordinates(op, data, uv, lod);
-  return {table, check_reducers(op, strings(reducer), data.size(2)), parse_filter(op, filter), parse_address(op, address)};
+  return {table, reducers, parse_filter(op, filter), parse_address(op, address)};
 }
 
 inline SampleInputs check_grad_queries(const char* op, const Tensor& data, const Tensor& uv, const Tensor& ddx, const Tensor& ddy,
-                                       int64_t height, int64_t width, const Names& reducer, int64_t levels,
-                                       int64_t max_anisotropy, std::string_view address, int64_t most = kMaxAnisotropy) {
-  const Levels table = check_texture(op, data, height, width, levels);
+                                       const TextureArgs& of, int64_t max_anisotropy, std::string_view address,
+                                       int64_t most = kMaxAnisotropy) {
+  const auto [table, reducers] = check_texture(op, data, of);
   check_grad_coordinates(op, data, uv, ddx, ddy, max_anisotropy, most);
-  return {table, check_reducers(op, strings(reducer), data.size(2)), Filter::trilinear, parse_address(op, address)};
+  return {table, reducers, Filter::trilinear, parse_address(op, address)};
 }
 
 template <class A>

@@ -4,6 +4,7 @@
 #include "autograd.h"
 #include "math/rarity.h"
 #include "pyramid.h"
+#include "reduce.h"
 
 namespace texvlm {
 
@@ -11,16 +12,11 @@ namespace {
 
 // Per plane of [B, h, w]: sum (of the products with `other`, if it is defined), maximum and where.
 template <class T>
-Tensor map_stats(const Tensor& planes, const Tensor& other, int64_t batch, int64_t h, int64_t w) {
-  const auto bytes = static_cast<int64_t>(sizeof(MapStats<T>));
-  const Tensor rows = new_tensor({batch, h, bytes}, at::kByte, planes.device());
-  Tensor stats = new_tensor({batch, 1, bytes}, at::kByte, planes.device());
-  const T* const p = pointer<const T>(planes);
-  const T* const q = other.defined() ? pointer<const T>(other) : nullptr;
-  MapStats<T>* const r = pointer<MapStats<T>>(rows);
-  const MapStats<T>* const read = r;
-  for_each_item<RowStats, T>(planes.device(), batch, h, w, p, q, h, r, h, w);
-  for_each_item<PlaneStats, T>(planes.device(), batch, 1, h, read, pointer<MapStats<T>>(stats), int64_t{1}, h, w);
+Tensor map_stats(const Tensor& planes, const Tensor& other) {
+  const int64_t batch = planes.size(0), h = planes.size(1), w = planes.size(2);
+  Tensor stats = new_tensor({batch, static_cast<int64_t>(sizeof(MapStats<T>))}, at::kByte, planes.device());
+  for_each_plane_reduced<PlaneStats, T>(planes.device(), batch, h, w, 1, pointer<const T>(planes),
+                                        other.defined() ? pointer<const T>(other) : nullptr, pointer<MapStats<T>>(stats), h, w);
   return stats;
 }
 
@@ -64,8 +60,7 @@ Stages stages(const Picture& picture) {
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = picture.image.device();
   const at::ScalarType dtype = acc_dtype(picture.image.scalar_type());
-  int top = 0;  // the last level there is
-  while ((std::max(height, width) >> (top + 1)) > 0) ++top;
+  const int top = level_count(height, width) - 1;
   Stages s;
   s.base = std::min(top, std::max(kBase, top - kTopSide));
   s.fine = std::max(0, s.base - kBase);
@@ -83,11 +78,9 @@ Stages stages(const Picture& picture) {
   s.length = new_tensor({batch, s.h, s.w}, dtype, device);
   dispatch_plane(s.length, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
-                                                               : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
     for_each_pixel<SalienceFeatures, T>(device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32},
-                                        texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level,
-                                        texture_view<T>(s.features, s.feature_levels));
+                                        texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous),
+                                        s.colour_level, texture_view<T>(s.features, s.feature_levels));
     build_mipmaps(s.features, s.feature_levels, check_reducers("saliency", kMean, 1));
     for_each_pixel<SaliencePlanes, T>(device, s.places(), Work{1, 32}, texture_view<const T>(s.features, s.feature_levels),
                                       s.feature_level(), pointer<T>(s.steps[0]));
@@ -99,18 +92,16 @@ Stages stages(const Picture& picture) {
                                 false);
       for_each_pixel<Atrous, T>(device, planes, Work{1, 4}, pointer<const T>(half), pointer<T>(s.steps[k]), s.h, s.w, gap, true);
     }
-    const Tensor rows = new_tensor({batch, s.h, kMoments}, at::kDouble, device);
     Pairs<T> pairs{};
     for (int p = 0; p < kPairs; ++p) {
       s.whitening[p] = new_tensor({batch, static_cast<int64_t>(sizeof(Whitening))}, at::kByte, device);
       pairs.pair[p] = s.pair<T>(p);
       pairs.whitening[p] = pointer<const Whitening>(s.whitening[p]);
-      for_each_item<DifferenceMoments, T>(device, batch, s.h, s.w * kMoments, pairs.pair[p], pointer<double>(rows));
-      for_each_item<WhitenPicture, T>(device, batch, 1, s.h * kMoments, pointer<const double>(rows),
-                                      pointer<Whitening>(s.whitening[p]), s.h, s.w);
+      for_each_plane_reduced<WhitenPicture, T>(device, batch, s.h, s.w, kMoments, pairs.pair[p],
+                                               pointer<Whitening>(s.whitening[p]));
     }
     for_each_pixel<SalienceRarity, T>(device, s.places(), Work{1, kMoments}, pairs, pointer<T>(s.length));
-    s.stats = map_stats<T>(s.length, Tensor(), batch, s.h, s.w);
+    s.stats = map_stats<T>(s.length, Tensor());
     s.map = s.length.clone();
     for_each_pixel<OverMaximum, T>(device, s.places(), Work{}, pointer<T>(s.map), pointer<const MapStats<T>>(s.stats), s.h, s.w);
   });
@@ -140,17 +131,16 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     for_each_pixel<EnlargePlaneAdjoint, T>(device, s.places(), Work{1, 16},
                                            EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w},
                                            pointer<T>(to_length));
-    const Tensor top = map_stats<T>(s.map, to_length, batch, s.h, s.w);
+    const Tensor top = map_stats<T>(s.map, to_length);
     for_each_pixel<OverMaximumAdjoint, T>(device, s.places(), Work{}, pointer<T>(to_length), pointer<Stats>(s.stats),
                                           pointer<Stats>(top), s.h, s.w);
     Tensor to_steps[kScales + 1];
     for (Tensor& step : to_steps) step = new_zeros(s.steps[0].sizes(), dtype, device);
     for (int p = 0; p < kPairs; ++p) {
-      const Tensor rows = new_tensor({batch, s.h, kMoments}, at::kDouble, device);
+      const Tensor sums = new_tensor({batch, static_cast<int64_t>(sizeof(Moments<1>))}, at::kByte, device);
       const RarityMoments<T, 0> moments{s.pair<T>(p), pointer<const Whitening>(s.whitening[p]), pointer<const T>(to_length),
-                                        pointer<const T>(s.length), pointer<double>(rows)};
-      for_each_item<host::kFast<T>>(device, batch, s.h, s.w * kMoments, moments);
-      for_each_item<AddRows, T>(device, batch, kMoments, s.h, pointer<double>(rows), s.h);
+                                        pointer<const T>(s.length), pointer<Moments<1>>(sums)};
+      for_each_plane_reduced<RarityMoments, T>(device, batch, s.h, s.w, kMoments, moments);
       for_each_pixel<SalienceRarityAdjoint, T>(device, s.places(), Work{1, 2 * kMoments}, moments,
                                                pointer<T>(to_steps[centre_of(p)]), pointer<T>(to_steps[surround_of(p)]));
     }
@@ -165,13 +155,12 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     const Tensor to_texture = new_zeros(s.features.sizes(), dtype, device);
     const SaliencePlanes<T, 0> planes{texture_view<const T>(s.features, s.feature_levels), s.feature_level(), nullptr};
     for_each_pixel<SaliencePlanesAdjoint, T>(device, s.places(), Work{1, 64}, planes, pointer<const T>(to_steps[0]),
-                                             texture_view<T>(to_texture, s.feature_levels));
+                                             texels<T>(to_texture));
     const Tensor to_features =  // [kFeatures B, 1, h, w]
         mips_backward.call(to_texture, fine_h, fine_w, mean, s.feature_levels.count, std::nullopt).contiguous();
     const Tensor to_x = new_tensor(to_colours.sizes(), dtype, device), to_y = new_tensor(to_colours.sizes(), dtype, device);
-    const TextureView<const T> previous = s.previous.defined() ? texture_view<const T>(s.previous, s.colour_levels)
-                                                               : TextureView<const T>{nullptr, 0, 1, s.colour_levels};
-    const SalienceFeatures<T, 0> forward{texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level, {}};
+    const SalienceFeatures<T, 0> forward{
+        texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous), s.colour_level, {}};
     for_each_pixel<SalienceFeaturesAdjoint, T>(
         device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32}, forward, pointer<const T>(to_features), pointer<T>(to_x),
         pointer<T>(to_y), pointer<T>(to_colours), to_previous.defined() ? pointer<T>(to_previous) : static_cast<T*>(nullptr));
@@ -212,7 +201,7 @@ Tensor saliency(const Tensor& image, Maybe previous) {
   return out;
 }
 
-std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& image, std::array<bool, 2> mask, Maybe previous) {
+std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& image, Maybe previous, std::array<bool, 2> mask) {
   const char* op = "saliency_backward";
   const Picture picture = picture_of(op, image, previous);
   check_shape(op, "grad", grad, "[B, H, W]", {picture.batch(), picture.height(), picture.width()});
@@ -223,49 +212,11 @@ std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& i
           mask[1] && picture.previous.defined() ? previous_gradient(picture.previous, to) : Tensor()};
 }
 
-// ---- autograd ----
-
-Tensor call_saliency(const Tensor& image, Maybe previous) {
-  static const auto op = op_handle<Tensor(const Tensor&, Maybe)>("texvlm::saliency");
-  return op.call(image, previous);
-}
-
-std::tuple<Tensor, Tensor> call_backward(const Tensor& grad, const Tensor& image, std::array<bool, 2> mask, Maybe previous) {
-  static const auto op = op_handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::array<bool, 2>, Maybe)>(
-      "texvlm::saliency_backward");
-  return op.call(grad, image, mask, previous);
-}
-
-struct Saliency : torch::autograd::Function<Saliency> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, Maybe previous) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({image, given(previous)});
-    return call_saliency(image, previous);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    const auto [image, previous] = call_backward(
-        grads[0], saved[0], {ctx->needs_input_grad(0), saved[1].defined() && ctx->needs_input_grad(1)}, maybe(saved[1]));
-    return {cast_like(image, saved[0]), cast_like(previous, saved[1])};
-  }
-};
-
-Tensor saliency_autograd(const Tensor& image, Maybe previous) {
-  const Tensor other = given(previous);
-  if (records({&image, &other})) return Saliency::apply(image, previous);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_saliency(image, previous);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("saliency", saliency);
-  m.impl("saliency_backward", saliency_backward);
-}
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("saliency", saliency_autograd);
-  m.impl("saliency_backward", torch::autograd::autogradNotImplementedFallback());
+TEXVLM_OPS(ops) {
+  ops.differentiable<saliency>("saliency");
+  ops.op<saliency_backward>("saliency_backward");
 }
 
 }  // namespace texvlm

@@ -13,9 +13,9 @@
 namespace texvlm {
 namespace {
 
-Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height, int64_t width, Names reducer,
-                  int64_t levels, c10::string_view filter, c10::string_view address) {
-  const SampleInputs in = check_lod_queries("sample_lod", data, uv, lod, height, width, reducer, levels, filter, address);
+Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, const TextureArgs& of, c10::string_view filter,
+                  c10::string_view address) {
+  const SampleInputs in = check_lod_queries("sample_lod", data, uv, lod, of, filter, address);
   const int64_t batch = uv.size(0), count = uv.size(1), channels = data.size(2);
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -35,11 +35,10 @@ Tensor sample_lod(const Tensor& data, const Tensor& uv, const Tensor& lod, int64
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tensor& uv, const Tensor& lod, int64_t height,
-                              int64_t width, Names reducer, int64_t levels, c10::string_view filter, c10::string_view address,
-                              std::array<bool, 3> mask) {
+Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tensor& uv, const Tensor& lod, const TextureArgs& of,
+                              c10::string_view filter, c10::string_view address, std::array<bool, 3> mask) {
   const char* op = "sample_lod_backward";
-  const SampleInputs in = check_lod_queries(op, data, uv, lod, height, width, reducer, levels, filter, address);
+  const SampleInputs in = check_lod_queries(op, data, uv, lod, of, filter, address);
   const int64_t pictures = data.size(0), batch = uv.size(0), count = uv.size(1), channels = data.size(2), queries = batch * count;
   check_shape(op, "grad", grad, "[B, N, C]", {batch, count, channels});
   check_dtype(op, "grad", grad, data.scalar_type(), " (as the texels)");
@@ -85,69 +84,12 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
   return {grad_data, grad_uv, grad_lod};
 }
 
-// ---- autograd ----
-
-using ForwardSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, c10::string_view,
-                                c10::string_view);
-using BackwardSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t,
-                                    c10::string_view, c10::string_view, std::array<bool, 3>);
-
-Tensor call_forward(const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height, const SymInt& width,
-                    const Names& reducer, int64_t levels, c10::string_view filter, c10::string_view address) {
-  static const auto op = op_handle<ForwardSignature>("texvlm::sample_lod");
-  return op.call(data, uv, lod, height, width, reducer, levels, filter, address);
-}
-
-struct SampleLodFunction : torch::autograd::Function<SampleLodFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& uv, const Tensor& lod, const SymInt& height,
-                        const SymInt& width, const Names& reducer, int64_t levels, const std::string& filter,
-                        const std::string& address) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({data, uv, lod});
-    ctx->saved_data["height"] = height;
-    ctx->saved_data["width"] = width;
-    ctx->saved_data["reducer"] = reducer;
-    ctx->saved_data["levels"] = levels;
-    ctx->saved_data["filter"] = filter;
-    ctx->saved_data["address"] = address;
-    return call_forward(data, uv, lod, height, width, reducer, levels, filter, address);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op = op_handle<BackwardSignature>("texvlm::sample_lod_backward");
-    const auto saved = ctx->get_saved_variables();
-    const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
-    auto [data, uv, lod] =
-        op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
-                ctx->saved_data["reducer"].to<Names>(), ctx->saved_data["levels"].toInt(),
-                ctx->saved_data["filter"].toStringRef(), ctx->saved_data["address"].toStringRef(), mask);
-    return {data, uv, lod, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-};
-
-Tensor sample_lod_autograd(const Tensor& data, const Tensor& uv, const Tensor& lod, SymInt height, SymInt width, Names reducer,
-                           int64_t levels, c10::string_view filter, c10::string_view address) {
-  if (records({&data, &uv, &lod}))
-    return SampleLodFunction::apply(data, uv, lod, height, width, reducer, levels, std::string(filter), std::string(address));
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_forward(data, uv, lod, height, width, reducer, levels, filter, address);
-}
-
-Tensor sample_lod_autocast(const Tensor& data, const Tensor& uv, const Tensor& lod, SymInt height, SymInt width, Names reducer,
-                           int64_t levels, c10::string_view filter, c10::string_view address) {
-  const NoAutocast guard;
-  return call_forward(data, promoted(uv), promoted(lod), height, width, reducer, levels, filter, address);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("sample_lod", sample_lod);
-  m.impl("sample_lod_backward", sample_lod_backward);
+TEXVLM_OPS(ops) {
+  ops.differentiable<sample_lod>("sample_lod");
+  ops.op<sample_lod_backward>("sample_lod_backward");
+  ops.promotes("sample_lod", {"uv", "lod"});
 }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("sample_lod", sample_lod_autograd);
-  m.impl("sample_lod_backward", torch::autograd::autogradNotImplementedFallback());
-}
-TEXVLM_AUTOCAST(m) { m.impl("sample_lod", sample_lod_autocast); }
 
 }  // namespace texvlm

@@ -7,6 +7,7 @@
 #include "cuda/superpixel.h"
 #include "launch.h"
 #include "picture.h"
+#include "reduce.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -21,9 +22,8 @@ struct Plan {
 Plan plan_of(int64_t height, int64_t width, int64_t n) {
   const auto side = [](int64_t size, int level) { return std::max<int64_t>(1, size >> level); };
   Plan p{};
-  while ((std::max(height, width) >> (p.level + 1)) > 0 &&
-         side(height, p.level + 1) * side(width, p.level + 1) / kPixelsEach >= n)
-    ++p.level;
+  const int top = level_count(height, width) - 1;
+  while (p.level < top && side(height, p.level + 1) * side(width, p.level + 1) / kPixelsEach >= n) ++p.level;
   const int64_t h = side(height, p.level), w = side(width, p.level);
   const int64_t wanted = std::max(n, std::min<int64_t>(kCellsEach * n, kMostCells));
   const double square = static_cast<double>(wanted) * static_cast<double>(h) / static_cast<double>(w);
@@ -131,8 +131,9 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   const Tensor weights = new_tensor({batch, 3}, at::kLong, device);
   const Weights usual{place_weight(cells, kCompactness, count), place_weight(cells, kMergeCompactness, wanted),
                       kBorderCost * kLabUnits * kLabUnits};
-  for_each_item<PictureWeights, int64_t>(device, batch, int64_t{1}, 6 * count, cells, pointer<const int64_t>(r.model), usual,
-                                         pointer<Weights>(weights));
+  for_each_row_reduced<true>(
+      device, batch, count, 8,
+      PictureWeights<int64_t, 0>{cells, pointer<const int64_t>(r.model), usual, pointer<Weights>(weights)});
   for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {
     move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 32, cells, weights);
     measure();
@@ -170,8 +171,9 @@ void check_labels(const char* op, const Tensor& labels, std::initializer_list<in
   check_levels(op, labels.size(1), labels.size(2), 1);
 }
 
-Tensor superpixel_channels(const Tensor& labels, int64_t n) {
+Tensor superpixel_channels(const Tensor& labels, Size size) {
   const char* op = "superpixel_channels";
+  const int64_t n = size;
   check_labels(op, labels, {-1, -1, -1});
   TEXVLM_CHECK(n >= 1, op, "n", "at least 1", n);
   const int64_t batch = labels.size(0), height = labels.size(1), width = labels.size(2);
@@ -216,15 +218,10 @@ Tensor boundaries(const Tensor& image, const Tensor& labels) {
 
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("superpixels", superpixels);
-  m.impl("superpixel_channels", superpixel_channels);
-  m.impl("boundaries", boundaries);
-}
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("superpixels", torch::autograd::autogradNotImplementedFallback());
-  m.impl("superpixel_channels", torch::autograd::autogradNotImplementedFallback());
-  m.impl("boundaries", torch::autograd::autogradNotImplementedFallback());
+TEXVLM_OPS(ops) {
+  ops.op<superpixels>("superpixels");
+  ops.op<superpixel_channels>("superpixel_channels");
+  ops.op<boundaries>("boundaries");
 }
 
 }  // namespace texvlm

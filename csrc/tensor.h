@@ -48,9 +48,15 @@ T* pointer(const at::Tensor& t) {
   return static_cast<T*>(t.data_ptr());
 }
 
+// data [B, T, C]; null where it is undefined.
+template <class T>
+Texels<T> texels(const at::Tensor& data) {
+  if (!data.defined()) return {nullptr, 0, 1};
+  return {pointer<T>(data), data.size(0) == 1 ? 0 : data.size(1) * data.size(2), data.size(2)};
+}
 template <class T>
 TextureView<T> texture_view(const at::Tensor& data, const Levels& levels) {
-  return {pointer<T>(data), data.size(0) == 1 ? 0 : data.size(1) * data.size(2), data.size(2), levels};
+  return {texels<T>(data), levels};
 }
 
 template <class T>

@@ -23,8 +23,7 @@ Tensor text_map(const Tensor& image, const Tensor& weights) {
   const int64_t rows = (height + kTextCell - 1) / kTextCell, columns = (width + kTextCell - 1) / kTextCell;
   const c10::Device device = image.device();
   const at::ScalarType dtype = acc_dtype(image.scalar_type());
-  int count = 1;
-  while (count < kTextLevels && (std::max(height, width) >> count) > 0) ++count;
+  const int count = std::min(kTextLevels, level_count(height, width));
   const Levels levels = make_levels(height, width, count);
   const Tensor pyramid = new_tensor({batch, levels.texels, 1}, dtype, device);
   const Tensor statistics = new_tensor({batch, kTextStatistics + 1, rows, columns}, dtype, device);
@@ -85,7 +84,6 @@ Tensor text_regions(const Tensor& image, const Tensor& weights) {
 
 }  // namespace
 
-TEXVLM_KERNELS(m) { m.impl("text_regions", text_regions); }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { m.impl("text_regions", torch::autograd::autogradNotImplementedFallback()); }
+TEXVLM_OPS(ops) { ops.op<text_regions>("text_regions"); }
 
 }  // namespace texvlm

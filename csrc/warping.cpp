@@ -33,16 +33,16 @@ FlowField<A> flow_field(const Tensor& flow, const Tensor& occlusion, int64_t hei
   return {image_view<const A>(flow), plane_view<bool>(occlusion), flow.size(2), flow.size(3), height, width, stay};
 }
 
-// planes [B, C, H, W] moved by the flow.
-Tensor moved(const Tensor& planes, const Tensor& flow, const Tensor& occlusion, double fill, bool stay) {
+// planes [B, C, H, W] moved by the flow; what has no source is filled, or without a fill stays.
+Tensor moved(const Tensor& planes, const Tensor& flow, const Tensor& occlusion, std::optional<double> fill) {
   const int64_t batch = planes.size(0), channels = planes.size(1), height = planes.size(2), width = planes.size(3);
   Tensor out = new_tensor(planes.sizes(), planes.scalar_type(), planes.device());
   dispatch_texel(planes.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = Acc<T>;
     for_each_pixel<Warp, T>(planes.device(), {batch, 0, height, 0, width}, Work{channels, 8 * channels},
-                            image_view<const T>(planes), flow_field<A>(flow, occlusion, height, width, stay), pointer<T>(out),
-                            channels, static_cast<A>(fill));
+                            image_view<const T>(planes), flow_field<A>(flow, occlusion, height, width, !fill), pointer<T>(out),
+                            channels, static_cast<A>(fill.value_or(0)));
   });
   return out;
 }
@@ -119,19 +119,19 @@ void check_planes(const char* op, const Tensor& planes, const Tensor& flow, cons
   check_flow(op, flow, occlusion, planes.size(0), acc_dtype(planes.scalar_type()), planes);
 }
 
-Tensor warp(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
+Tensor warp(const Tensor& planes, const Tensor& flow, std::optional<double> fill, Maybe occlusion) {
   check_planes("warp", planes, flow, given(occlusion));
-  return moved(planes, flow, given(occlusion), fill, false);
+  return moved(planes, flow, given(occlusion), fill);
 }
 
-std::tuple<Tensor, Tensor> warp_backward(const Tensor& grad, const Tensor& planes, const Tensor& flow, std::array<bool, 2> mask,
-                                         Maybe occlusion) {
+std::tuple<Tensor, Tensor> warp_backward(const Tensor& grad, const Tensor& planes, const Tensor& flow, std::optional<double> fill,
+                                         Maybe occlusion, std::array<bool, 2> mask) {
   const char* op = "warp_backward";
   check_planes(op, planes, flow, given(occlusion));
   TEXVLM_CHECK(grad.sizes() == planes.sizes(), op, "grad", "of the shape of planes, " + shape_of(planes), shape_of(grad));
   check_dtype(op, "grad", grad, planes.scalar_type(), " (as the planes)");
   check_same_device(op, "grad", grad, planes);
-  auto [to_planes, to_flow] = moved_backward(grad, planes, flow, given(occlusion), false, mask);
+  auto [to_planes, to_flow] = moved_backward(grad, planes, flow, given(occlusion), !fill, mask);
   return {mask[0] ? to_planes.to(planes.scalar_type()) : to_planes, to_flow};
 }
 
@@ -153,7 +153,7 @@ Lumas lumas(const char* op, const Tensor& image, const Tensor& previous, const T
   l.before_moved = l.before;
   if (flow.defined()) {
     check_flow(op, flow, occlusion, image.size(0), l.luma.scalar_type(), image);
-    l.before_moved = moved(l.before.unsqueeze(1), flow, occlusion, 0., true).squeeze(1);
+    l.before_moved = moved(l.before.unsqueeze(1), flow, occlusion, std::nullopt).squeeze(1);
   }
   return l;
 }
@@ -174,8 +174,8 @@ Tensor motion(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occ
 
 using ThreeGradients = std::tuple<Tensor, Tensor, Tensor>;
 
-ThreeGradients motion_backward(const Tensor& grad, const Tensor& image, const Tensor& previous, std::array<bool, 3> mask,
-                               Maybe flow, Maybe occlusion) {
+ThreeGradients motion_backward(const Tensor& grad, const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion,
+                               std::array<bool, 3> mask) {
   const char* op = "motion_backward";
   const Lumas l = lumas(op, image, previous, given(flow), given(occlusion));
   const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
@@ -201,86 +201,14 @@ ThreeGradients motion_backward(const Tensor& grad, const Tensor& image, const Te
   return {mask[0] ? picture_gradient(l.image, to) : Tensor(), mask[1] ? previous_gradient(l.previous, to) : Tensor(), to_flow};
 }
 
-// ---- autograd ----
-
-Tensor call_warp(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
-  static const auto op = op_handle<Tensor(const Tensor&, const Tensor&, double, Maybe)>("texvlm::warp");
-  return op.call(planes, flow, fill, occlusion);
-}
-
-struct WarpFunction : torch::autograd::Function<WarpFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({planes, flow, given(occlusion)});
-    return call_warp(planes, flow, fill, occlusion);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op =
-        op_handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, std::array<bool, 2>, Maybe)>(
-            "texvlm::warp_backward");
-    const auto saved = ctx->get_saved_variables();
-    const auto [planes, flow] =
-        op.call(grads[0], saved[0], saved[1], {ctx->needs_input_grad(0), ctx->needs_input_grad(1)}, maybe(saved[2]));
-    return {planes, flow, Tensor(), Tensor()};
-  }
-};
-
-Tensor warp_autograd(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
-  if (records({&planes, &flow})) return WarpFunction::apply(planes, flow, fill, occlusion);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_warp(planes, flow, fill, occlusion);
-}
-
-Tensor warp_autocast(const Tensor& planes, const Tensor& flow, double fill, Maybe occlusion) {
-  const NoAutocast guard;
-  return call_warp(planes, promoted(flow), fill, occlusion);
-}
-
-Tensor call_motion(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
-  static const auto op = op_handle<Tensor(const Tensor&, const Tensor&, Maybe, Maybe)>("texvlm::motion");
-  return op.call(image, previous, flow, occlusion);
-}
-
-struct MotionFunction : torch::autograd::Function<MotionFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({image, previous, given(flow), given(occlusion)});
-    return call_motion(image, previous, flow, occlusion);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    static const auto op =
-        op_handle<ThreeGradients(const Tensor&, const Tensor&, const Tensor&, std::array<bool, 3>, Maybe, Maybe)>(
-            "texvlm::motion_backward");
-    const auto saved = ctx->get_saved_variables();
-    const bool moves = saved[2].defined();
-    const auto [image, previous, flow] = op.call(
-        grads[0], saved[0], saved[1], {ctx->needs_input_grad(0), ctx->needs_input_grad(1), moves && ctx->needs_input_grad(2)},
-        maybe(saved[2]), maybe(saved[3]));
-    return {cast_like(image, saved[0]), cast_like(previous, saved[1]), flow, Tensor()};
-  }
-};
-
-Tensor motion_autograd(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
-  const Tensor field = given(flow);
-  if (records({&image, &previous, &field})) return MotionFunction::apply(image, previous, flow, occlusion);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_motion(image, previous, flow, occlusion);
-}
-
 }  // namespace
 
-TEXVLM_KERNELS(m) {
-  m.impl("warp", warp);
-  m.impl("warp_backward", warp_backward);
-  m.impl("motion", motion);
-  m.impl("motion_backward", motion_backward);
+TEXVLM_OPS(ops) {
+  ops.differentiable<warp>("warp");
+  ops.op<warp_backward>("warp_backward");
+  ops.promotes("warp", {"flow"});
+  ops.differentiable<motion>("motion");
+  ops.op<motion_backward>("motion_backward");
 }
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("warp", warp_autograd);
-  m.impl("warp_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("motion", motion_autograd);
-  m.impl("motion_backward", torch::autograd::autogradNotImplementedFallback());
-}
-TEXVLM_AUTOCAST(m) { m.impl("warp", warp_autocast); }
 
 }  // namespace texvlm

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import fcntl
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +29,28 @@ def cuda() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device("cuda")
+
+
+BUILD = Path(__file__).resolve().parent.parent / "build"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Beside other workers of pytest-xdist, a test marked `alone` waits until their tests are over, and they wait for it.
+
+    Who waits for the room keeps the door, so that no stream of others goes past.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / ".door").open("w") as door, (BUILD / ".room").open("w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:  # by hand: a child that the test forked may still hold the file
+            fcntl.flock(room, fcntl.LOCK_UN)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

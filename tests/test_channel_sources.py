@@ -101,6 +101,24 @@ def test_flow_compensates_motion_and_moves_histories() -> None:
     torch.testing.assert_close(still.level(0)[:, 7], plain.level(0)[:, 0], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.uint8], ids=str)
+def test_motion_is_one_thing(dtype: torch.dtype) -> None:
+    """What the flow does not find stays where it was, for channel 7 as for `motion`, and for saliency."""
+    image, previous = ((255 * p).byte() if dtype == torch.uint8 else p.to(dtype) for p in pictures())
+    g = torch.Generator().manual_seed(GENERATOR)
+    flow, occlusion = torch.randn(1, 2, 13, 17, generator=g), torch.rand(1, 13, 17, generator=g) < 0.3
+    flow[0, 0, 3:5, 4:6], flow[0, 1, 9, 9] = float("nan"), float("inf")
+    if dtype.is_floating_point:
+        previous[0, 0, 20, 30] = float("nan")
+    channels = texvlm.build_channels(image, previous, channels=["motion", "saliency"], levels=1, flow=(flow, occlusion)).level(0)
+    torch.testing.assert_close(channels[:, 0], texvlm.motion(image, previous, flow, occlusion), rtol=0, atol=0)
+    nowhere = torch.full((1, 2, 13, 17), float("nan"))
+    for field in ((nowhere, None), (flow.nan_to_num(0, 0, 0), torch.ones_like(occlusion))):
+        still = texvlm.build_channels(image, previous, channels=["motion", "saliency"], levels=1, flow=field)
+        plain = texvlm.build_channels(image, previous, channels=["motion", "saliency"], levels=1, flow=None)
+        torch.testing.assert_close(still.data, plain.data, rtol=0, atol=1e-6 if dtype == torch.uint8 else 0)
+
+
 def test_the_previous_texture_brings_its_own() -> None:
     image, previous = pictures()
     points = torch.tensor([[[0.5, 0.5]]])

@@ -33,6 +33,15 @@ def test_table() -> None:
     assert (*range(12), 34) == BUILT
 
 
+def test_the_reducers_of_the_table_are_those_of_the_op() -> None:
+    """CHANNELS says how each channel becomes one on the next level; the compiled code has a table of its own."""
+    planes = torch.randint(0, 4, (1, 40, 12, 20)).float()  # with ties, so that no two reducers agree
+    built = torch.ops.texvlm.build_channels(torch.zeros(1, 3, 12, 20), range(40), 3, [planes], range(40))
+    wanted = torch.ops.texvlm.generate_mipmaps(planes, [c.reducer for c in texvlm.CHANNELS], 3)
+    differ = (built != wanted).any(1)[0].nonzero()[:, 0].tolist()
+    assert not differ, [texvlm.CHANNELS[c].name for c in differ]
+
+
 def test_layouts() -> None:
     image = torch.rand(3, 20, 26)
     minimal, whole = texvlm.build_channels(image, channels="minimal"), texvlm.build_channels(image)

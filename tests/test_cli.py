@@ -6,6 +6,7 @@ import io
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -193,6 +194,67 @@ def test_doctor_speaks_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for word in ("python", "torch", "extension", "compiler", "kernels", "gpu", "gl"):
         assert f" {word}" in out
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the package without its extension, in the folder `checkout`, and beside it one with it, as pip installs it, in `site`."""
+    here = Path(texvlm.__file__).parent
+    without = shutil.ignore_patterns("*.so", "lib", "__pycache__")
+    for place in ("checkout", "site"):
+        shutil.copytree(here, tmp_path / place / "texvlm", ignore=without)
+    for path in (*here.glob("_C*.so"), here / "lib"):
+        (tmp_path / "site" / "texvlm" / path.name).symlink_to(path)
+    return tmp_path / "checkout"
+
+
+def python(checkout: Path, *arguments: str, see: str = "") -> subprocess.CompletedProcess[str]:
+    """A run in the checkout that sees torch, the folder beside it that is named, and no other texvlm."""
+    paths = [str(checkout.parent / see)] if see else []
+    paths += [entry for entry in sys.path if entry and not (Path(entry) / "texvlm").exists()]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}  # -S: else the .pth files name this checkout as well
+    return subprocess.run([sys.executable, "-S", *arguments], cwd=checkout, env=env, capture_output=True, text=True, check=False)
+
+
+def test_an_unbuilt_checkout_steps_aside_for_the_same_texvlm_installed(checkout: Path) -> None:
+    """The README's commands run in the folder in which `pip install .` was run."""
+    site = checkout.parent / "site" / "texvlm"
+    shown = python(checkout, "-c", "import texvlm, texvlm.cli as c; print(c.__file__, texvlm.cmake_prefix_path)", see="site")
+    assert shown.stdout.split() == [str(site / "cli" / "__init__.py"), str(site / "cmake")], shown.stderr
+    report = python(checkout, "-m", "texvlm", "doctor", see="site")
+    assert report.returncode == 0, report.stdout + report.stderr
+    assert f" in {site}\n" in report.stdout
+
+
+def test_an_edited_checkout_that_is_not_built_says_what_it_hides(checkout: Path) -> None:
+    with (checkout / "texvlm" / "fovea.py").open("a") as file:
+        file.write("# edited\n")
+    done = python(checkout, "-c", "import texvlm", see="site")
+    assert f"hides the texvlm installed in {checkout.parent / 'site' / 'texvlm'}, and fovea.py is another there" in done.stderr
+    assert "or run in another folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("unbuilt", "does not load: it has not been built in "),
+        ("damaged", "file too short. It is built for one version of PyTorch: you run "),
+        ("no torch", "does not load: it needs torch, which does not load itself"),
+    ],
+)
+def test_doctor_speaks_when_the_extension_does_not_load(checkout: Path, what: str, says: str) -> None:
+    if what == "damaged":
+        for path in Path(texvlm.__file__).parent.glob("_C*.so"):
+            (checkout / "texvlm" / path.name).touch()
+    if what == "no torch":
+        (checkout.parent / "broken").mkdir()
+        (checkout.parent / "broken" / "torch.py").write_text("raise OSError('not today')")
+    done = python(checkout, "-m", "texvlm", "doctor", see="broken")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert says in done.stdout
+    assert "\nmissing:\n" in done.stdout
+    assert says in python(checkout, "-c", "import texvlm", see="broken").stderr
 
 
 def test_doctor_names_the_cards_as_setup_wrote_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,6 +259,7 @@ def test_several_threads_at_once() -> None:
             torch.testing.assert_close(data, right, rtol=0, atol=1e-6)
 
 
+@pytest.mark.alone
 def test_python_runs_on_while_the_driver_works() -> None:
     image = torch.rand(8, 40, 128, 128)
     by_gl(image)

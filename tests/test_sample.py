@@ -150,13 +150,13 @@ def test_parallel_scatter_is_the_serial_one_to_the_bit(filter: str, channels: in
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            results.append(torch.ops.texvlm.sample_lod_backward(grad, texture.data, uv, lod, *args, [True, True, True]))
+            results.append(torch.ops.texvlm.sample_lod_backward(grad, texture.data, uv, lod, *args, mask=[True, True, True]))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
-    alone = torch.ops.texvlm.sample_lod_backward(grad, texture.data, uv, lod, *args, [False, True, True])
+    alone = torch.ops.texvlm.sample_lod_backward(grad, texture.data, uv, lod, *args, mask=[False, True, True])
     assert alone[0] is None or alone[0].numel() == 0
     for a, b in zip(results[0][1:], alone[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
@@ -164,7 +164,7 @@ def test_parallel_scatter_is_the_serial_one_to_the_bit(filter: str, channels: in
     for n in range(0, 4000, 500):
         rows = slice(n, n + 500)
         part = torch.ops.texvlm.sample_lod_backward(
-            grad[:, rows], texture.data, uv[:, rows], lod[:, rows], *args, [True, False, False]
+            grad[:, rows], texture.data, uv[:, rows], lod[:, rows], *args, mask=[True, False, False]
         )[0]
         parts += part.double()
     tolerance = {torch.float64: 1e-11, torch.float32: 1e-3, torch.float16: 0.5}[dtype]

@@ -54,7 +54,7 @@ def test_patches(address: str, channels: int, shared: bool, turned: bool, size: 
     def backward(rows: slice, mask: list[bool]) -> Outputs:
         cut = None if axes is None else axes[:, rows]
         places = uv[:, rows], lod[:, rows]
-        return torch.ops.texvlm.extract_patches_backward(grad[:, rows], texture.data, *places, *rest, mask, cut)
+        return torch.ops.texvlm.extract_patches_backward(grad[:, rows], texture.data, *places, *rest, cut, mask=mask)
 
     whole = same_by_any_number_of_threads(lambda: backward(slice(None), [True, True, True, turned]))
     step = 2048 // size**2 // 2
@@ -84,7 +84,7 @@ def test_footprints(address: str, channels: int, shared: bool, dtype: torch.dtyp
 
     def backward(rows: slice, mask: list[bool]) -> Outputs:
         places = uv[:, rows], ddx[:, rows], ddy[:, rows]
-        return torch.ops.texvlm.sample_grad_backward(grad[:, rows], texture.data, *places, *rest, mask)
+        return torch.ops.texvlm.sample_grad_backward(grad[:, rows], texture.data, *places, *rest, mask=mask)
 
     whole = same_by_any_number_of_threads(lambda: backward(slice(None), [True] * 4))
     assert_sum_of_parts(whole[0], [backward(slice(n, n + 200), [True, False, False, False])[0] for n in range(0, count, 200)])
@@ -101,7 +101,7 @@ def test_warp(dtype: torch.dtype, scale: int) -> None:
     hidden = torch.rand(2, 152 // scale, 200 // scale, generator=g) < 0.1
     grad = torch.randn(2, 3, 150, 200, generator=g).to(dtype)
     both = [True, True]
-    whole = same_by_any_number_of_threads(lambda: torch.ops.texvlm.warp_backward(grad, planes, flow, both, hidden))
+    whole = same_by_any_number_of_threads(lambda: torch.ops.texvlm.warp_backward(grad, planes, flow, 0.0, hidden, mask=both))
     x = torch.randn(planes.shape, generator=g, dtype=torch.float64)
     out = texvlm.warp(x, flow.double(), hidden)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4 if dtype == torch.float32 else 1e-2

@@ -6,6 +6,7 @@ planted faults. Each exists in three builds, as no single one sees everything (s
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -47,7 +48,10 @@ def programs() -> None:
         pytest.skip("the sanitizers are set up for gcc, and c++ is another compiler")
     make = ["make", "-s", "-C", str(ROOT / "tests" / "shim"), f"-j{os.cpu_count() or 1}"]
     plain = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    done = subprocess.run(make, capture_output=True, text=True, check=False, env=plain)
+    PROGRAMS.mkdir(parents=True, exist_ok=True)
+    with (PROGRAMS / ".lock").open("w") as lock:  # the first worker makes them, the others find them made
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(make, capture_output=True, text=True, check=False, env=plain)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -9,6 +9,8 @@ import inspect
 import itertools
 import pkgutil
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,24 @@ def test_docstrings_and_their_examples(thing) -> None:
     for test in doctest.DocTestFinder(recurse=False).find(thing, thing.__name__, globs={}):
         runner.run(test)
     assert runner.summarize(verbose=False).failed == 0
+
+
+def test_a_parameter_costs_what_the_guide_says(tmp_path: Path) -> None:
+    """The guide's diff applies to the sources as they are, and has as many edits as it says."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Add a parameter")[1].split("\n## ")[0]
+    diff = re.search(r"```diff\n(.*?)```", section, re.DOTALL)[1]
+    names = re.findall(r"^\+\+\+ b/(.*)$", diff, re.MULTILINE)
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    if not shutil.which("git"):
+        pytest.skip("no git to apply the diff with")
+    done = subprocess.run(["git", "apply", "-"], input=diff, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    edits = len(re.findall(r"^\+[^+]", diff, re.MULTILINE))
+    assert f"{edits} edits in {len(names)} files" in section
+    assert edits <= 20
+    assert len(names) <= 6
 
 
 def test_benchmarks_begin_with_a_question() -> None:

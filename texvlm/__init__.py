@@ -4,6 +4,8 @@ The way of the data: image -> channels -> pyramid -> sample -> fovea -> cascade.
 torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 """
 
+__version__ = "0.1.0"  # before all that can fail: `doctor` says it then
+
 from pathlib import Path as _Path
 
 from texvlm import _ext as _ext
@@ -28,8 +30,6 @@ from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
 from texvlm.texture import Texture
 from texvlm.warping import motion, warp
-
-__version__ = "0.1.0"
 
 cmake_prefix_path = str(_Path(__file__).parent / "cmake")
 """Where CMake finds texvlm: C++ programs say find_package(texvlm) and link to texvlm::texvlm (texvlm/include/texvlm/ops.h)."""

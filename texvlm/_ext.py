@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-from torch import Tensor
+from texvlm import _load
 
 try:
+    import torch
+    from torch import Tensor
+
+    _load.extension()
     from texvlm import _C
-except ImportError as error:
+except Exception as error:  # a torch that does not load fails in many ways
     if sys.argv[:2] == ["-m", "doctor"]:  # `python -m texvlm doctor` is there for exactly this
         from texvlm.cli import doctor
 
         raise SystemExit(doctor.run()) from None
-    raise ImportError(
-        f"texvlm's compiled extension does not load ({error}). It is built for one version of PyTorch: you run {torch.__version__}. "
-        "Build it again with: pip install --no-build-isolation --force-reinstall --no-deps ."
-    ) from error
+    why, advice = _load.explain(error)
+    raise ImportError(f"texvlm's compiled extension does not load: {why}. What helps: {advice}") from error
 
 ops = torch.ops.texvlm
 
@@ -44,18 +44,21 @@ def empty_cache() -> None:
 def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes the output shapes of `torch.ops.texvlm.<name>` for compile and export.
 
-    A tensor on the device `meta` among others brings an op here too: it is refused, as any mix of devices is. `elsewhere`: the arguments
-    that may be on another device than the others.
+    It is given those of the op's arguments that it names, or with **kwargs all. A tensor on the device `meta` among others brings an op
+    here too: it is refused, as any mix of devices is. `elsewhere`: the arguments that may be on another device than the others.
     """
+    schema = getattr(ops, name).default._schema
 
     def register(shapes: Callable[..., Any]) -> Callable[..., Any]:
-        names = list(inspect.signature(shapes).parameters)
+        wanted = inspect.signature(shapes).parameters
+        takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in wanted.values())
 
         @torch.library.register_fake(f"texvlm::{name}")
-        @functools.wraps(shapes)
         def checked(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip((a.name for a in schema.arguments), args)) | kwargs
+            given |= {a.name: a.default_value for a in schema.arguments if a.has_default_value() and a.name not in given}
             first: torch.Tensor | None = None
-            for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
+            for argument, value in given.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if not isinstance(tensor, torch.Tensor) or argument in elsewhere:
                         continue
@@ -64,22 +67,35 @@ def fake(name: str, elsewhere: tuple[str, ...] = ()) -> Callable[[Callable[..., 
                         raise ValueError(
                             f"texvlm::{name}: {argument} must be on the device of the other arguments ({first.device}), got {tensor.device}"
                         )
-            return shapes(*args, **kwargs)
+            return shapes(**{n: v for n, v in given.items() if takes_all or n in wanted})
 
         return checked
 
     return register
 
 
-def gradient_fakes(mask: Sequence[bool], *inputs: Tensor | None, dtype: torch.dtype | None = None) -> tuple[Tensor | None, ...]:
-    """The outputs of a `*_backward` fake: contiguous, as large as the inputs, None where the mask asks for nothing or nothing is.
+def fake_gradients(name: str, dtype: Callable[[torch.dtype], torch.dtype] | None = None, **like: str) -> None:
+    """Registers the fake of `torch.ops.texvlm.<name>_backward`, which its schema tells.
 
-    In the inputs' dtypes, or in this one: gradients of pictures are in `acc_dtype`.
+    A result grad_x is contiguous and as large as the argument x, or another that `like` names, in its dtype or what `dtype` makes of it;
+    None where the mask asks for nothing or nothing is. In a list, which holds no None, it is empty then.
     """
-    return tuple(
-        t.new_empty(t.shape, dtype=dtype or t.dtype) if wanted and t is not None else None
-        for t, wanted in zip(inputs, mask, strict=True)
-    )
+    schema = getattr(ops, f"{name}_backward").default._schema
+
+    @fake(f"{name}_backward")
+    def _(**given: Any) -> tuple[Any, ...]:
+        wanted = iter(given["mask"])
+
+        def gradient(of: Tensor | None) -> Tensor | None:
+            return of.new_empty(of.shape, dtype=dtype and dtype(of.dtype)) if next(wanted) and of is not None else None
+
+        def result(argument: Any) -> Any:
+            if not isinstance(argument, (list, tuple)):
+                return gradient(argument)
+            return [t if (t := gradient(of)) is not None else of.new_empty(0, dtype=torch.float32) for of in argument]
+
+        names = [r.name.removeprefix("grad_") for r in schema.returns]
+        return tuple(result(given[like.get(n, n)]) for n in names)
 
 
 def texel_dtype(image: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from texvlm._ext import real_tensor
+from texvlm._ext import acc_dtype, real_tensor
 from texvlm.embedding import Embedding, EmbeddingProvider, relevance
 from texvlm.flow import optical_flow
 from texvlm.history import fixation_history, gaze_history
@@ -17,7 +17,7 @@ from texvlm.pca import AXES
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
 from texvlm.texture import Texture, as_float, as_previous
-from texvlm.warping import warp
+from texvlm.warping import motion, warp
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
@@ -45,7 +45,7 @@ class Sources:
 
     Attributes:
         picture: floating point where it is compared with pictures that are.
-        before: the previous picture, moved along the flow if motion or saliency need it; or None.
+        before: the previous picture, moved along the flow if saliency needs it; or None.
         field: the flow, or None.
         planes: [B, n, h, w] each.
         names: of their channels, in turn.
@@ -80,7 +80,7 @@ class Sources:
         self.notes |= dict.fromkeys(names, note)
 
     def follow(self, flow: Tensor | Field | str | None, always: bool) -> None:
-        """Takes or estimates the flow, and moves the previous picture along it where that is compared with this one.
+        """Takes or estimates the flow, and compares the previous picture with this one along it.
 
         Args:
             flow: as in `build_channels`.
@@ -96,8 +96,15 @@ class Sources:
             self.field = (flow, None) if isinstance(flow, Tensor) else flow
             if self.field is not None:
                 _check_field(self.field, self.picture)
-        if self.before is not None and self.field is not None and self.lacks("motion", "saliency"):
-            self.picture, self.before = as_float(self.picture), _along(as_float(self.before), self.field)
+        if self.before is None or self.field is None:
+            return
+        field, occlusion = self.field
+        if self.lacks("motion"):
+            now, before = (p if p.dtype == torch.uint8 else p.to(acc_dtype(p.dtype)) for p in (self.picture, self.before))
+            self._add(("motion",), motion(now, before, field, occlusion)[:, None], "picture, previous picture and flow")
+        if self.lacks("saliency"):
+            self.picture, self.before = as_float(self.picture), as_float(self.before)
+            self.before = warp(self.before, field, occlusion, fill=None)
 
     def _carries(self) -> bool:
         """Whether something wanted is to be moved along the flow."""
@@ -133,7 +140,7 @@ class Sources:
             plane = plane[:, None] if plane.is_floating_point() else plane[:, None].float()
             if self.field is not None:
                 flow, occlusion = self.field
-                plane, note = warp(plane, flow.to(plane.dtype), occlusion), f"{note}, moved along the flow"
+                plane, note = warp(plane, flow, occlusion), f"{note}, moved along the flow"
             self._add((name,), plane, note)
 
     def add_histories(self, fixations: Tensor | None, gaze: Tensor | None) -> None:
@@ -289,17 +296,3 @@ def _before(previous: ImageLike | Texture, picture: Tensor) -> Tensor:
         raise ValueError("previous must be a texture with the channels red, green and blue, or a picture")
     planes = [previous.level(0)[:, previous.index(name)] for name in COLOURS]
     return torch.stack(planes, 1).to(as_float(picture[:0]).dtype)
-
-
-def _along(planes: Tensor, field: Field) -> Tensor:
-    """Planes of the previous picture where they are now; what the flow does not find stays where it was."""
-    flow, occlusion = field
-    moved = warp(planes, flow.to(planes.dtype))
-    if occlusion is None:
-        return moved
-    hidden = (
-        occlusion[:, None]
-        if occlusion.shape[1:] == planes.shape[2:]
-        else F.interpolate(occlusion[:, None].float(), planes.shape[2:]) > 0.5
-    )
-    return torch.where(hidden, planes, moved)

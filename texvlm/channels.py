@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, integer, ops, real_tensor, texel_dtype
+from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor, texel_dtype
 from texvlm.channel_sources import EMBEDDING, Sources
 from texvlm.pyramid import levels_or_all, texel_count
 from texvlm.texture import Texture, as_rgb
@@ -271,18 +271,4 @@ def _(
     return image.new_empty((batch, texel_count(height, width, levels), len(channels)), dtype=texel_dtype(image, dtype))
 
 
-@fake("build_channels_backward")
-def _(
-    grad: Tensor,
-    data: Tensor,
-    image: Tensor,
-    channels: list[int],
-    levels: int,
-    given: Sequence[Tensor],
-    given_channels: Sequence[int],
-    mask: list[bool],
-    previous: Tensor | None = None,
-    fixation: Tensor | None = None,
-) -> list[Tensor]:
-    fakes = gradient_fakes(mask, image, previous, fixation, *given, dtype=acc_dtype(image.dtype))
-    return [image.new_empty(0, dtype=torch.float32) if t is None else t for t in fakes]  # a list holds no None
+fake_gradients("build_channels", dtype=acc_dtype)

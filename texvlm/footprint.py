@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import fake, gradient_fakes, ops
+from texvlm._ext import fake, fake_gradients, ops
 from texvlm.sample import grad_queries
 
 if TYPE_CHECKING:
@@ -59,34 +59,8 @@ def sample_grad(
 
 
 @fake("sample_grad")
-def _(
-    data: Tensor,
-    uv: Tensor,
-    ddx: Tensor,
-    ddy: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    max_anisotropy: int = 16,
-    address: str = "clamp",
-) -> Tensor:
+def _(data: Tensor, uv: Tensor) -> Tensor:
     return data.new_empty((uv.shape[0], uv.shape[1], data.shape[2]))
 
 
-@fake("sample_grad_backward")
-def _(
-    grad: Tensor,
-    data: Tensor,
-    uv: Tensor,
-    ddx: Tensor,
-    ddy: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    max_anisotropy: int,
-    address: str,
-    mask: list[bool],
-) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, data, uv, ddx, ddy)
+fake_gradients("sample_grad")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, integer, ops, real_tensor
+from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor
 from texvlm.patches import extract_patches
 from texvlm.texture import Texture
 
@@ -221,17 +221,4 @@ def _(fixation: Tensor, offsets: Tensor, m0: Tensor, e0: Tensor, height: int, wi
     return fixation.new_empty((*shape, 2)), fixation.new_empty(shape)
 
 
-@fake("fovea_tokens_backward")
-def _(
-    grad_uv: Tensor,
-    grad_lod: Tensor,
-    fixation: Tensor,
-    offsets: Tensor,
-    m0: Tensor,
-    e0: Tensor,
-    height: int,
-    width: int,
-    levels: int,
-    mask: list[bool],
-) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, fixation, offsets, m0, e0)
+fake_gradients("fovea_tokens")

@@ -134,31 +134,10 @@ def empty_texture_cache() -> None:
 
 
 @fake("sample_lod_hardware")
-def _(
-    data: Tensor,
-    uv: Tensor,
-    lod: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    filter: str = "trilinear",
-    address: str = "clamp",
-) -> Tensor:
+def _(data: Tensor, uv: Tensor) -> Tensor:
     return data.new_empty((uv.shape[0], uv.shape[1], data.shape[2]))
 
 
 @fake("sample_grad_hardware")
-def _(
-    data: Tensor,
-    uv: Tensor,
-    ddx: Tensor,
-    ddy: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    max_anisotropy: int = 16,
-    address: str = "clamp",
-) -> Tensor:
+def _(data: Tensor, uv: Tensor) -> Tensor:
     return data.new_empty((uv.shape[0], uv.shape[1], data.shape[2]))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, real_tensor
+from texvlm._ext import acc_dtype, fake, fake_gradients, ops, real_tensor
 from texvlm.warping import warp
 
 FIXATION_SIGMA = 0.05
@@ -179,11 +179,7 @@ def _(
     return points.new_empty((points.shape[0], height, width))
 
 
-@fake("gaussian_splat_backward")
-def _(
-    grad: Tensor, out: Tensor, points: Tensor, weights: Tensor, sigma: float, keep: float, mask: list[bool]
-) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, points, weights, out)  # the plane's base is like the plane
+fake_gradients("gaussian_splat", base="out")
 
 
 @fake("enlarge")

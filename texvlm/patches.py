@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import fake, gradient_fakes, integer, ops, real_tensor
+from texvlm._ext import fake, fake_gradients, integer, ops, real_tensor
 from texvlm.sample import lod_queries
 
 if TYPE_CHECKING:
@@ -71,34 +71,8 @@ def extract_patches(
 
 
 @fake("extract_patches")
-def _(
-    data: Tensor,
-    center: Tensor,
-    lod: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    size: int = 16,
-    address: str = "clamp",
-    axes: Tensor | None = None,
-) -> Tensor:
+def _(data: Tensor, center: Tensor, size: int) -> Tensor:
     return data.new_empty((center.shape[0], center.shape[1], data.shape[2], size, size))
 
 
-@fake("extract_patches_backward")
-def _(
-    grad: Tensor,
-    data: Tensor,
-    center: Tensor,
-    lod: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    size: int,
-    address: str,
-    mask: list[bool],
-    axes: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, data, center, lod, axes)
+fake_gradients("extract_patches")

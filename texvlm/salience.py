@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
+from texvlm._ext import acc_dtype, fake, fake_gradients, ops, texel_dtype
 from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
@@ -52,6 +52,4 @@ def _(image: Tensor, previous: Tensor | None = None) -> Tensor:
     return image.new_empty((batch, height, width), dtype=texel_dtype(image))
 
 
-@fake("saliency_backward")
-def _(grad: Tensor, image: Tensor, mask: list[bool], previous: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, image, previous, dtype=acc_dtype(image.dtype))
+fake_gradients("saliency", dtype=acc_dtype)

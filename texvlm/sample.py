@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, real_tensor
+from texvlm._ext import acc_dtype, fake, fake_gradients, ops, real_tensor
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -85,32 +85,8 @@ def grad_queries(data: Tensor, uv: Tensor, ddx: Tensor, ddy: Tensor) -> tuple[Te
 
 
 @fake("sample_lod")
-def _(
-    data: Tensor,
-    uv: Tensor,
-    lod: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    filter: str = "trilinear",
-    address: str = "clamp",
-) -> Tensor:
+def _(data: Tensor, uv: Tensor) -> Tensor:
     return data.new_empty((uv.shape[0], uv.shape[1], data.shape[2]))
 
 
-@fake("sample_lod_backward")
-def _(
-    grad: Tensor,
-    data: Tensor,
-    uv: Tensor,
-    lod: Tensor,
-    height: int,
-    width: int,
-    reducer: list[str],
-    levels: int,
-    filter: str,
-    address: str,
-    mask: list[bool],
-) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, data, uv, lod)
+fake_gradients("sample_lod")

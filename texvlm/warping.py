@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, gradient_fakes, ops, texel_dtype
+from texvlm._ext import acc_dtype, fake, fake_gradients, ops, texel_dtype
 from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
     from texvlm.texture import ImageLike
 
 
-def warp(planes: Tensor, flow: Tensor, occlusion: Tensor | None = None, fill: float = 0.0) -> Tensor:
+def warp(planes: Tensor, flow: Tensor, occlusion: Tensor | None = None, fill: float | None = 0.0) -> Tensor:
     """Last frame's planes as they lie in the current frame: out(p) = planes(p + flow(p)), bilinear. A backward warp leaves no holes.
 
     Args:
         planes: [B, C, H, W] or [B, H, W], any strides; float32, float64, float16 or bfloat16.
         flow: [B, 2, h, w], (x, y), of any resolution, in pixels of its own grid; read bilinearly at the pixels of the planes. From
             current to previous, as `optical_flow` gives it. Converted to float32 (float64 beside float64 planes).
-        occlusion: bool [B, h, w] of the flow's resolution: pixels there get `fill`.
-        fill: of occluded pixels, and of those whose flow is not finite.
+        occlusion: bool [B, h, w] of the flow's resolution, read at the nearest: pixels there get `fill`.
+        fill: of occluded pixels, and of those whose flow is not finite. None: they stay where they are.
 
     Returns:
         The planes' shape and dtype; arithmetic in float32 (float64). A place outside reads the nearest border pixel; pixels of
@@ -56,7 +56,7 @@ def motion(image: ImageLike, previous: ImageLike, flow: Tensor | None = None, oc
         occlusion: as in `warp`.
 
     Returns:
-        [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8). Without flow it equals channel 7 of `build_channels`.
+        [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8): channel 7 of `build_channels`.
         Differentiable in both pictures and in the flow; |x| has gradient 0 at 0. Second derivatives raise.
 
     Example:
@@ -72,13 +72,11 @@ def motion(image: ImageLike, previous: ImageLike, flow: Tensor | None = None, oc
 
 
 @fake("warp")
-def _(planes: Tensor, flow: Tensor, fill: float = 0.0, occlusion: Tensor | None = None) -> Tensor:
+def _(planes: Tensor, flow: Tensor, fill: float | None = 0.0, occlusion: Tensor | None = None) -> Tensor:
     return planes.new_empty(planes.shape)
 
 
-@fake("warp_backward")
-def _(grad: Tensor, planes: Tensor, flow: Tensor, mask: list[bool], occlusion: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, planes, flow)
+fake_gradients("warp")
 
 
 @fake("motion")
@@ -87,13 +85,4 @@ def _(image: Tensor, previous: Tensor, flow: Tensor | None = None, occlusion: Te
     return image.new_empty((batch, height, width), dtype=texel_dtype(image))
 
 
-@fake("motion_backward")
-def _(
-    grad: Tensor,
-    image: Tensor,
-    previous: Tensor,
-    mask: list[bool],
-    flow: Tensor | None = None,
-    occlusion: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
-    return gradient_fakes(mask, image, previous, flow, dtype=acc_dtype(image.dtype))
+fake_gradients("motion", dtype=acc_dtype)

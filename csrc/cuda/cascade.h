@@ -6,7 +6,6 @@
 
 namespace texvlm::cuda {
 
-#if defined(TEXVLM_WITH_CUDA)
 // Bytes of workspace that these need; the workspace may hold anything.
 template <class T>
 int64_t topk_workspace(int64_t batch, int64_t count, int64_t k);
@@ -16,17 +15,5 @@ int64_t compact_workspace(int64_t batch, int64_t count);
 template <class T>
 void topk(const TopKView<T>& view, int64_t batch, void* workspace, void* stream);
 void compact(const CompactView& view, int64_t batch, void* workspace, void* stream);
-#else
-template <class T>
-int64_t topk_workspace(int64_t, int64_t, int64_t) {
-  not_built();
-}
-inline int64_t compact_workspace(int64_t, int64_t) { not_built(); }
-template <class T>
-void topk(const TopKView<T>&, int64_t, void*, void*) {
-  not_built();
-}
-inline void compact(const CompactView&, int64_t, void*, void*) { not_built(); }
-#endif
 
 }  // namespace texvlm::cuda

@@ -1,6 +1,6 @@
 #include "../math/channels.h"
 
-#include "launch.cuh"
+#include "reduce.cuh"
 
 namespace texvlm::cuda {
 
@@ -20,7 +20,6 @@ TEXVLM_PLANES(TEXVLM_TEXELS, ContrastAdjointSeed);
 TEXVLM_PLANES(TEXVLM_TEXELS, ContrastAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, PassAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, GivenAdjoint);
-TEXVLM_PLANES(TEXVLM_QUERIES, EccentricityAdjoint);
-TEXVLM_PLANES(TEXVLM_QUERIES, FixationAdjoint);
+TEXVLM_PLANES(TEXVLM_PLANES_REDUCED, FixationAdjoint);
 
 }  // namespace texvlm::cuda

@@ -6,14 +6,7 @@
 
 namespace texvlm::cuda {
 
-#if defined(TEXVLM_WITH_CUDA)
 template <class T>
 void sample_grad_adjoint(const SampleGradAdjoint<T, 0>& f, int64_t batch, const FixedPoint& fixed, void* stream);
-#else
-template <class T>
-void sample_grad_adjoint(const SampleGradAdjoint<T, 0>&, int64_t, const FixedPoint&, void*) {
-  not_built();
-}
-#endif
 
 }  // namespace texvlm::cuda

@@ -6,15 +6,8 @@
 
 namespace texvlm::cuda {
 
-#if defined(TEXVLM_WITH_CUDA)
 // partial: 2 values for each fixation of each picture, may hold anything. Gradients are stored, not added to.
 template <class T>
 void fovea_adjoint(const FoveaTokensAdjoint<T, 0>& f, int64_t batch, T* partial, void* stream);
-#else
-template <class T>
-void fovea_adjoint(const FoveaTokensAdjoint<T, 0>&, int64_t, T*, void*) {
-  not_built();
-}
-#endif
 
 }  // namespace texvlm::cuda

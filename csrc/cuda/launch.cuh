@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../math/scalar.h"
 #include "launch.h"
 
 namespace texvlm::cuda {
@@ -23,7 +24,11 @@ __global__ void __launch_bounds__(kThreads)
       for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < lanes;
            i += static_cast<int64_t>(gridDim.x) * kThreads) {
         const int64_t x = i / slices, c0 = (i - x * slices) * kSlice;
-        f(b, y, x0 + x, c0, c0 + kSlice < channels ? c0 + kSlice : channels);
+        if constexpr (HasPixels<F>::value) {
+          f.template pixels<1>(b, y, x0 + x, 1);
+        } else {
+          f(b, y, x0 + x, c0, c0 + kSlice < channels ? c0 + kSlice : channels);
+        }
       }
     }
   }

@@ -44,9 +44,7 @@ inline bool fits(const int64_t* size, int side, int count, int* need) {
 inline MipSegment plan_segment(const Levels& levels, int base, int side) {
   MipSegment s{};
   s.base = base;
-  int most = 0;
-  while (side >> (most + 1)) ++most;
-  for (s.count = minimum(most, levels.count - 1 - base); s.count > 1; --s.count)
+  for (s.count = minimum(level_count(side, side), levels.count - base) - 1; s.count > 1; --s.count)
     if (fits(levels.height + base, side, s.count, s.need_y) && fits(levels.width + base, side, s.count, s.need_x)) break;
   fits(levels.height + base, side, s.count, s.need_y);  // a single level always fits
   fits(levels.width + base, side, s.count, s.need_x);

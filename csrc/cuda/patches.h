@@ -6,21 +6,10 @@
 
 namespace texvlm::cuda {
 
-#if defined(TEXVLM_WITH_CUDA)
 template <class T>
 void patches(const ExtractPatches<T, 0>& f, int64_t batch, void* stream);
 // The gradients of centre, LOD and axes are stored, not added to; patches that are not finite are left alone.
 template <class T>
 void patches_adjoint(const ExtractPatchesAdjoint<T, 0>& f, int64_t batch, const FixedPoint& fixed, void* stream);
-#else
-template <class T>
-void patches(const ExtractPatches<T, 0>&, int64_t, void*) {
-  not_built();
-}
-template <class T>
-void patches_adjoint(const ExtractPatchesAdjoint<T, 0>&, int64_t, const FixedPoint&, void*) {
-  not_built();
-}
-#endif
 
 }  // namespace texvlm::cuda

@@ -1,6 +1,6 @@
 #include "../math/rarity.h"
 
-#include "launch.cuh"
+#include "reduce.cuh"
 
 namespace texvlm::cuda {
 
@@ -30,13 +30,10 @@ TEXVLM_PLANES(TEXVLM_TEXELS, OverMaximum);
 TEXVLM_PLANES(TEXVLM_TEXELS, OverMaximumAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, EnlargePlaneAdjoint);
 TEXVLM_PLANES(TEXVLM_QUERIES, AtrousAdjoint);
-TEXVLM_PLANES(TEXVLM_QUERIES, DifferenceMoments);
-TEXVLM_PLANES(TEXVLM_QUERIES, WhitenPicture);
-TEXVLM_PLANES(TEXVLM_QUERIES, RarityMoments);
-TEXVLM_PLANES(TEXVLM_QUERIES, AddRows);
-TEXVLM_PLANES(TEXVLM_QUERIES, RowStats);
-TEXVLM_PLANES(TEXVLM_QUERIES, EdgeThreshold);
-TEXVLM_PLANES(TEXVLM_QUERIES, PlaneStats);
+TEXVLM_PLANES(TEXVLM_PLANES_REDUCED, WhitenPicture);
+TEXVLM_PLANES(TEXVLM_PLANES_REDUCED, RarityMoments);
+TEXVLM_PLANES(TEXVLM_PLANES_REDUCED, PlaneStats);
+TEXVLM_PLANES(TEXVLM_PLANES_REDUCED, EdgeThreshold);
 TEXVLM_FOR_TEXEL_TYPES(TEXVLM_TEXELS, EnlargePlane);
 
 }  // namespace texvlm::cuda

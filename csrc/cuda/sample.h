@@ -6,21 +6,10 @@
 
 namespace texvlm::cuda {
 
-#if defined(TEXVLM_WITH_CUDA)
 template <class T>
 void sample(const SampleLod<T, 0>& f, int64_t batch, void* stream);
 // grad_uv and grad_lod are stored, not added to; queries that are not finite are left alone.
 template <class T>
 void sample_adjoint(const SampleLodAdjoint<T, 0>& f, int64_t batch, const FixedPoint& fixed, void* stream);
-#else
-template <class T>
-void sample(const SampleLod<T, 0>&, int64_t, void*) {
-  not_built();
-}
-template <class T>
-void sample_adjoint(const SampleLodAdjoint<T, 0>&, int64_t, const FixedPoint&, void*) {
-  not_built();
-}
-#endif
 
 }  // namespace texvlm::cuda

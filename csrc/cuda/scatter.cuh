@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "radix.cuh"
+#include "reduce.cuh"
 #include "scatter.h"
 
 namespace texvlm::cuda {
@@ -108,18 +109,10 @@ struct FixedSink {
   }
 };
 
-// The block's sum in thread 0, always in the same order: lanes as a tree, then warps one after another. The block is in step
-// after.
+// The block's sum, always in the same order. The block is in step after.
 template <class A>
 __device__ A block_sum(A value) {
-  TEXVLM_SHARED(sums, A[kWarps]);
-  for (int step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  if (threadIdx.x % kLanes == 0) sums[threadIdx.x / kLanes] = value;
-  __syncthreads();
-  A all = 0;
-  for (int w = 0; w < static_cast<int>(blockDim.x) / kLanes; ++w) all += sums[w];
-  __syncthreads();
-  return all;
+  return block_join(Sums<A, 1, 1>{{{value}}}).of[0][0];
 }
 
 }  // namespace

@@ -17,22 +17,11 @@ struct FixedPoint {
   int64_t count;                       // of queries
 };
 
-#if defined(TEXVLM_WITH_CUDA)
 // The largest finite magnitude of `values`, as the bits of a double.
 template <class T>
 void largest_magnitude(const T* values, int64_t count, unsigned long long* largest, void* stream);
 // out[i] += sums[i]
 template <class A>
 void add_fixed(const FixedPoint& fixed, A* out, int64_t count, void* stream);
-#else
-template <class T>
-void largest_magnitude(const T*, int64_t, unsigned long long*, void*) {
-  not_built();
-}
-template <class A>
-void add_fixed(const FixedPoint&, A*, int64_t, void*) {
-  not_built();
-}
-#endif
 
 }  // namespace texvlm::cuda

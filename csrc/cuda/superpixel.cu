@@ -1,6 +1,6 @@
 #include "superpixel.h"
 
-#include "launch.cuh"
+#include "reduce.cuh"
 
 namespace texvlm::cuda {
 
@@ -72,7 +72,7 @@ void merge_regions(const MergeRegions<int32_t, 0>& merge, int64_t batch, void* s
 TEXVLM_QUERIES(LabTable<int32_t, 0>);
 TEXVLM_TEXELS(StartCells<int32_t, 0>);
 TEXVLM_QUERIES(RegionModel<int32_t, 0>);
-TEXVLM_QUERIES(PictureWeights<int64_t, 0>);
+TEXVLM_ROWS_REDUCED(PictureWeights<int64_t, 0>);
 TEXVLM_QUERIES(TouchingRegions<int32_t, 0>);
 TEXVLM_TEXELS(FinerLabels<int32_t, 0>);
 TEXVLM_TEXELS(MoveBorders<PlaneLab>::For<int32_t, 0>);

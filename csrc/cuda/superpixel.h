@@ -8,10 +8,6 @@
 namespace texvlm::cuda {
 
 // MergeRegions of each picture by one block.
-#if defined(TEXVLM_WITH_CUDA)
 void merge_regions(const MergeRegions<int32_t, 0>& merge, int64_t batch, void* stream);
-#else
-inline void merge_regions(const MergeRegions<int32_t, 0>&, int64_t, void*) { not_built(); }
-#endif
 
 }  // namespace texvlm::cuda

@@ -56,21 +56,11 @@ template <class A>
 TEXVLM_HD A binomial(A a, A b, A c, A d, A e) {
   return A(kOuter) * a + A(kInner) * b + A(kMiddle) * c + A(kInner) * d + A(kOuter) * e;
 }
-template <class A>
-TEXVLM_HD A low_pass_at(const A* plane, int64_t b, int64_t y, int64_t x, int64_t height, int64_t width) {
-  const Rows5<A> r = rows5(plane, b, y, height, width);
-  A column[5];
-  for (int i = 0; i < 5; ++i) {
-    const int64_t at = clamp<int64_t>(x + i - 2, 0, width - 1);
-    column[i] = binomial(r.row[0][at], r.row[1][at], r.row[2][at], r.row[3][at], r.row[4][at]);
-  }
-  return binomial(column[0], column[1], column[2], column[3], column[4]);
-}
-template <class A>
+template <int N, class A>
 TEXVLM_HD void low_pass_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width,
                             A* TEXVLM_RESTRICT out) {
   const Rows5<A> r = rows5(plane, b, y, height, width);
-  A column[kRun + 4];  // [j] is column x - 2 + j
+  A column[N + 4];  // [j] is column x - 2 + j
   const int first = static_cast<int>(maximum<int64_t>(0, 2 - x)), last = static_cast<int>(minimum<int64_t>(n + 4, width - x + 2));
   const A *TEXVLM_RESTRICT p = r.row[0] + x - 2, *TEXVLM_RESTRICT q = r.row[1] + x - 2, *TEXVLM_RESTRICT s = r.row[2] + x - 2;
   const A *TEXVLM_RESTRICT t = r.row[3] + x - 2, *TEXVLM_RESTRICT u = r.row[4] + x - 2;
@@ -159,44 +149,33 @@ TEXVLM_HD A eccentricity_at(const Fixation<A>& f, int64_t y, int64_t x) {
   return f.is_finite ? std::sqrt(dx * dx + dy * dy) / f.far : A(0);
 }
 
-// Adjoint, item n: row n's share of the gradient of the fixation in pixels, out [B, H, 2].
-template <class T, int C>
-struct EccentricityAdjoint {
-  ImageView<const T> grad;  // channel 0
-  const T* uv;
-  double* out;
-  int64_t height, width;
-
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    const Fixation<T> f = fixation_of(uv, b, height, width);
-    double sum_x = 0, sum_y = 0;
-    for (int64_t x = 0; f.is_finite && x < width; ++x) {
-      const T dx = static_cast<T>(x) + T(0.5) - f.x, dy = static_cast<T>(n) + T(0.5) - f.y;
-      const T d = std::sqrt(dx * dx + dy * dy), g = grad.at(b, 0, n, x), toward = d > T(0) ? g / (d * f.far) : T(0);
-      const T shrink = g * d / (f.far * f.far * f.far);
-      sum_x -= static_cast<double>(toward * dx + shrink * f.far_x * f.sign_x);
-      sum_y -= static_cast<double>(toward * dy + shrink * f.far_y * f.sign_y);
-    }
-    out[(b * height + n) * 2] = sum_x;
-    out[(b * height + n) * 2 + 1] = sum_y;
-  }
-};
-
-// Item n: coordinate n of each picture's fixation, from the rows.
+// Adjoint: the gradient of the fixation, out [B, 2].
 template <class T, int C>
 struct FixationAdjoint {
-  const double* rows;  // [B, H, 2]
-  T* out;              // [B, 2]
+  template <int N>
+  using Part = Sums<double, 2, N>;
+  ImageView<const T> grad;  // channel 0
+  const T* uv;
+  T* out;
   int64_t height, width;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    double sum = 0;
-    for (int64_t y = 0; y < height; ++y) sum += rows[(b * height + y) * 2 + n];
-    out[b * 2 + n] = static_cast<T>(sum * static_cast<double>(n ? height : width));
+  template <class P>
+  TEXVLM_HD void add(int64_t b, int64_t y, int64_t x, int n, P& to) const {
+    const Fixation<T> f = fixation_of(uv, b, height, width);
+    if (!f.is_finite) return;
+    for (int j = 0; j < n; ++j) {
+      const T dx = static_cast<T>(x + j) + T(0.5) - f.x, dy = static_cast<T>(y) + T(0.5) - f.y;
+      const T d = std::sqrt(dx * dx + dy * dy), g = grad.at(b, 0, y, x + j), toward = d > T(0) ? g / (d * f.far) : T(0);
+      const T shrink = g * d / (f.far * f.far * f.far);
+      to.of[0][j] -= static_cast<double>(toward * dx + shrink * f.far_x * f.sign_x);
+      to.of[1][j] -= static_cast<double>(toward * dy + shrink * f.far_y * f.sign_y);
+    }
+  }
+  TEXVLM_HD void finish(int64_t b, const Part<1>& total) const {
+    out[b * 2] = static_cast<T>(total.of[0][0] * static_cast<double>(width));
+    out[b * 2 + 1] = static_cast<T>(total.of[1][0] * static_cast<double>(height));
   }
 };
-
-// ---- the threshold of the distance ----
 
 // ---- level 0 ----
 
@@ -218,48 +197,20 @@ struct ChannelTexels {
     ChannelList list;
     TextureView<T> texture;
 
-    TEXVLM_HD A value(int id, int64_t b, int64_t y, int64_t x) const {
-      const int64_t height = texture.levels.height[0], width = texture.levels.width[0], at = (b * height + y) * width + x;
-      if (planes.given[id].plane) return planes.given[id].at(b, y, x, height, width);
-      switch (id) {
-        case kRed:
-        case kGreen:
-        case kBlue:
-          return pixel<A>(image.at(b, id, y, x));
-        case kEdge:
-          return planes.edge[at];
-        case kContrastEdge: {
-          const Gradient<A> g = sobel_at(planes.contrast, b, y, x, height, width);
-          return minimum(std::sqrt(g.x * g.x + g.y * g.y) / A(kContrastScale), A(1));
-        }
-        case kHighPass:
-          return planes.luma[at] - low_pass_at(planes.luma, b, y, x, height, width);
-        case kLowPass:
-          return low_pass_at(planes.luma, b, y, x, height, width);
-        case kMotion:
-          return previous.data ? std::abs(planes.luma[at] - luma_at<A>(previous, b, y, x)) : A(0);
-        case kSaliency:
-          return planes.salience.at(b, y, x);
-        case kX:
-          return (static_cast<A>(x) + A(0.5)) / static_cast<A>(width);
-        case kY:
-          return (static_cast<A>(y) + A(0.5)) / static_cast<A>(height);
-        case kEccentricity:
-          return eccentricity_at(fixation_of(planes.fixation, b, height, width), y, x);
-        case kEdgeDistance:
-          return planes.distance[at];
-        default:
-          return A(0);
+    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
+      T* out = texture.texel(b, 0, y, x);
+      for (int64_t c = c0; c < c1; ++c) {
+        A value;
+        EnlargedRun<A> run;
+        fill<1>(list.id[c], b, y, x, 1, nullptr, run, &value);
+        out[c] = static_cast<T>(value);
       }
     }
 
-    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
-      T* out = texture.texel(b, 0, y, x);
-      for (int64_t c = c0; c < c1; ++c) out[c] = static_cast<T>(value(list.id[c], b, y, x));
-    }
-
-    TEXVLM_HD void fill(int id, int64_t b, int64_t y, int64_t x, int n, const A* TEXVLM_RESTRICT low, const Fixation<A>& fixation,
-                        EnlargedRun<A>& run, A* TEXVLM_RESTRICT out) const {
+    // Channel `id` of n pixels from column x on. low: their low pass, or null to compute it.
+    template <int N>
+    TEXVLM_HD void fill(int id, int64_t b, int64_t y, int64_t x, int n, const A* low, EnlargedRun<A>& run,
+                        A* TEXVLM_RESTRICT out) const {
       const int64_t height = texture.levels.height[0], width = texture.levels.width[0], at = (b * height + y) * width + x;
       const auto copy = [&](const A* TEXVLM_RESTRICT from) {
         for (int j = 0; j < n; ++j) out[j] = from[j];
@@ -280,14 +231,14 @@ struct ChannelTexels {
         case kEdge:
           return copy(planes.edge + at);
         case kContrastEdge:
-          sobel_run(planes.contrast, b, y, x, n, height, width, out);
+          sobel_run<N>(planes.contrast, b, y, x, n, height, width, out);
           for (int j = 0; j < n; ++j) out[j] = minimum(out[j] / A(kContrastScale), A(1));
           return;
         case kHighPass:
-          for (int j = 0; j < n; ++j) out[j] = planes.luma[at + j] - low[j];
-          return;
         case kLowPass:
-          return copy(low);
+          low ? copy(low) : low_pass_run<N>(planes.luma, b, y, x, n, height, width, out);
+          for (int j = 0; j < n && id == kHighPass; ++j) out[j] = planes.luma[at + j] - out[j];
+          return;
         case kMotion:
           if (previous.data) {
             luma_run(previous, b, y, x, n, out);
@@ -303,9 +254,11 @@ struct ChannelTexels {
         case kY:
           for (int j = 0; j < n; ++j) out[j] = (static_cast<A>(y) + A(0.5)) / static_cast<A>(height);
           return;
-        case kEccentricity:
+        case kEccentricity: {
+          const Fixation<A> fixation = fixation_of(planes.fixation, b, height, width);
           for (int j = 0; j < n; ++j) out[j] = eccentricity_at(fixation, y, static_cast<int>(x) + j);
           return;
+        }
         case kEdgeDistance:
           return copy(planes.distance + at);
         default:
@@ -347,16 +300,18 @@ struct ChannelTexels {
 
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       const int64_t height = texture.levels.height[0], width = texture.levels.width[0], channels = list.count;
-      const Fixation<A> fixation = fixation_of(planes.fixation, b, height, width);
       bool wants_low = false;
-      for (int c = 0; c < list.count; ++c) wants_low = wants_low || list.id[c] == kHighPass || list.id[c] == kLowPass;
+      for (int c = 0; c < list.count; ++c) {
+        const int id = list.id[c];
+        wants_low = wants_low || ((id == kHighPass || id == kLowPass) && !planes.given[id].plane);
+      }
       A v[kMaxChannels][kRun], low[kRun];
       EnlargedRun<A> run;
       for (int64_t x = x0; x < x1; x += kRun) {
         const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
         run.h = -1;
-        if (wants_low) low_pass_run(planes.luma, b, y, x, n, height, width, low);
-        for (int c = 0; c < list.count; ++c) fill(list.id[c], b, y, x, n, low, fixation, run, v[c]);
+        if (wants_low) low_pass_run<kRun>(planes.luma, b, y, x, n, height, width, low);
+        for (int c = 0; c < list.count; ++c) fill<kRun>(list.id[c], b, y, x, n, low, run, v[c]);
         interleave(v, n, channels, texture.texel(b, 0, y, x));
       }
     }

@@ -45,20 +45,12 @@ TEXVLM_HD LocalMoments<A> box_moments(const A* means, const A* squares) {  // of
   }
   return {mean, std::sqrt((inner + A(kWindow) * outer) * (A(1) / (kWindow * kWindow)))};
 }
-template <class A>
-TEXVLM_HD LocalMoments<A> moments_at(const A* plane, int64_t b, int64_t y, int64_t x, int64_t height, int64_t width) {
-  const BoxRows<A> r = box_rows(plane, b, y, height, width);
-  A means[kWindow], squares[kWindow];
-  for (int i = 0; i < kWindow; ++i) column_moments(r, clamp<int64_t>(x + i - kRadius, 0, width - 1), means[i], squares[i]);
-  return box_moments(means, squares);
-}
-
-// The same of n pixels from column x on.
-template <class A>
+// Of n pixels from column x on.
+template <int N, class A>
 TEXVLM_HD void moments_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width,
                            A* TEXVLM_RESTRICT mean, A* TEXVLM_RESTRICT deviation) {
   const BoxRows<A> r = box_rows(plane, b, y, height, width);
-  A means[kRun + 2 * kRadius], squares[kRun + 2 * kRadius];  // [j] is column x - kRadius + j
+  A means[N + 2 * kRadius], squares[N + 2 * kRadius];  // [j] is column x - kRadius + j
   const int first = static_cast<int>(maximum<int64_t>(0, kRadius - x));
   const int last = static_cast<int>(minimum<int64_t>(n + 2 * kRadius, width - x + kRadius));
   for (int j = first; j < last; ++j) column_moments(r, x - kRadius + j, means[j], squares[j]);
@@ -78,20 +70,13 @@ struct ContrastPlane {
   T* out;
   int64_t height, width;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const LocalMoments<T> m = moments_at(luma, b, y, x, height, width);
-    const int64_t at = (b * height + y) * width + x;
-    out[at] = (luma[at] - m.mean) / (m.deviation + T(kContrastEps));
-  }
-  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    for (int64_t x = x0; x < x1; x += kRun) {
-      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-      T mean[kRun], deviation[kRun];
-      moments_run(luma, b, y, x, n, height, width, mean, deviation);
-      const T* TEXVLM_RESTRICT from = luma + (b * height + y) * width + x;
-      T* TEXVLM_RESTRICT to = out + (b * height + y) * width + x;
-      for (int j = 0; j < n; ++j) to[j] = (from[j] - mean[j]) / (deviation[j] + T(kContrastEps));
-    }
+  template <int N>
+  TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+    T mean[N], deviation[N];
+    moments_run<N>(luma, b, y, x, n, height, width, mean, deviation);
+    const T* TEXVLM_RESTRICT from = luma + (b * height + y) * width + x;
+    T* TEXVLM_RESTRICT to = out + (b * height + y) * width + x;
+    for (int j = 0; j < n; ++j) to[j] = (from[j] - mean[j]) / (deviation[j] + T(kContrastEps));
   }
 };
 
@@ -102,24 +87,19 @@ struct ContrastAdjointSeed {
   T *mean, *to_mean, *to_variance, *to_luma;
   int64_t height, width;
 
-  TEXVLM_HD void at(int64_t i, T local_mean, T deviation) const {
-    const T spread = deviation + T(kContrastEps), direct = grad[i] / spread;
-    const bool varies = deviation > T(0);
-    mean[i] = local_mean;
-    to_mean[i] = -direct;
-    to_variance[i] = varies ? -direct * (luma[i] - local_mean) / (spread * T(2) * (varies ? deviation : T(1))) : T(0);
-    to_luma[i] += direct;
-  }
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const LocalMoments<T> m = moments_at(luma, b, y, x, height, width);
-    at((b * height + y) * width + x, m.mean, m.deviation);
-  }
-  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    for (int64_t x = x0; x < x1; x += kRun) {
-      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-      T local_mean[kRun], deviation[kRun];
-      moments_run(luma, b, y, x, n, height, width, local_mean, deviation);
-      for (int j = 0; j < n; ++j) at((b * height + y) * width + x + j, local_mean[j], deviation[j]);
+  template <int N>
+  TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+    T local_mean[N], deviation[N];
+    moments_run<N>(luma, b, y, x, n, height, width, local_mean, deviation);
+    const int64_t first = (b * height + y) * width + x;
+    for (int j = 0; j < n; ++j) {
+      const int64_t i = first + j;
+      const T spread = deviation[j] + T(kContrastEps), direct = grad[i] / spread;
+      const bool varies = deviation[j] > T(0);
+      mean[i] = local_mean[j];
+      to_mean[i] = -direct;
+      to_variance[i] = varies ? -direct * (luma[i] - local_mean[j]) / (spread * T(2) * (varies ? deviation[j] : T(1))) : T(0);
+      to_luma[i] += direct;
     }
   }
 };

@@ -107,9 +107,11 @@ TEXVLM_HD AxisLerp<A> settled(AxisLerp<A> p) {
 // Settled taps at the centre of texel i of `fine` on the same axis in `coarse` texels, clamped.
 template <class A>
 TEXVLM_HD AxisLerp<A> axis_centre(int64_t i, int64_t fine, int64_t coarse) {
-  // One rounding, by the division: weights that should be 0 are. (32-bit integers vectorise.)
-  const double at = static_cast<double>(static_cast<int32_t>(2 * i + 1)) * static_cast<double>(static_cast<int32_t>(coarse));
-  const auto p = axis_lerp_at(at / static_cast<double>(static_cast<int32_t>(2 * fine)) - 0.5, static_cast<int>(coarse), false);
+  // One rounding, by the division, and none where a level is half of the other: weights that should be 0 are. (32-bit integers
+  // vectorise.)
+  const double odd = static_cast<double>(static_cast<int32_t>(2 * i + 1)), of = static_cast<double>(static_cast<int32_t>(coarse));
+  const double at = fine == 2 * coarse ? odd * 0.25 : odd * of / static_cast<double>(static_cast<int32_t>(2 * fine));
+  const auto p = axis_lerp_at(at - 0.5, static_cast<int>(coarse), false);
   const A w = static_cast<A>(p.w1);
   return settled(AxisLerp<A>{p.i0, p.i1, A(1) - w, w, A(-1), A(1)});
 }

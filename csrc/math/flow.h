@@ -326,12 +326,9 @@ struct FlowLuma {
     TextureView<T> out;
     int64_t first;
 
-    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-      *out.texel(first + b, 0, y, x) = luma_at<T>(image, b, y, x);
-    }
-    TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-      for (int64_t x = x0; x < x1; x += kRun)
-        luma_run(image, b, y, x, static_cast<int>(minimum<int64_t>(kRun, x1 - x)), out.texel(first + b, 0, y, x));
+    template <int N>
+    TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+      luma_run(image, b, y, x, n, out.texel(first + b, 0, y, x));
     }
   };
 };

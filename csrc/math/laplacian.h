@@ -36,23 +36,25 @@ constexpr int64_t kUpRun = 64;  // fine texels handled at a time on the host
 template <class T, int C>
 struct AddEnlarged {
   using A = Acc<T>;
-  TextureView<const T> in, above;
-  TextureView<T> out;
+  TextureView<const T> in;
+  Texels<const T> above;
+  Texels<T> out;
   int level;
   A sign;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
     const Levels& l = in.levels;
-    texel(b, y, x, axis_centre<A>(y, l.height[level], l.height[level + 1]), axis_centre<A>(x, l.width[level], l.width[level + 1]),
-          c0, c1);
+    const AxisLerp<A> ty = axis_centre<A>(y, l.height[level], l.height[level + 1]);
+    texel(b, y, x, ty, axis_centre<A>(x, l.width[level], l.width[level + 1]), c0, c1);
   }
 
   TEXVLM_HD void texel(int64_t b, int64_t y, int64_t x, const AxisLerp<A>& ty, const AxisLerp<A>& tx, int64_t c0,
                        int64_t c1) const {
-    const T *t0 = above.texel(b, level + 1, ty.i0, tx.i0), *t1 = above.texel(b, level + 1, ty.i0, tx.i1);
-    const T *d0 = above.texel(b, level + 1, ty.i1, tx.i0), *d1 = above.texel(b, level + 1, ty.i1, tx.i1);
+    const Levels& l = in.levels;
+    const T *t0 = above.texel(l, b, level + 1, ty.i0, tx.i0), *t1 = above.texel(l, b, level + 1, ty.i0, tx.i1);
+    const T *d0 = above.texel(l, b, level + 1, ty.i1, tx.i0), *d1 = above.texel(l, b, level + 1, ty.i1, tx.i1);
     const T* own = in.texel(b, level, y, x);
-    T* o = out.texel(b, level, y, x);
+    T* TEXVLM_RESTRICT o = out.texel(l, b, level, y, x);
     for (int64_t c = c0; c < c1; ++c) {  // vertically first, as row() does
       const Corners<A> v{static_cast<A>(t0[c]), static_cast<A>(d0[c]), static_cast<A>(t1[c]), static_cast<A>(d1[c])};
       o[c] = static_cast<T>(static_cast<A>(own[c]) + sign * blend(v, ty.w0, ty.w1, tx.w0, tx.w1));
@@ -62,6 +64,7 @@ struct AddEnlarged {
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
     const Levels& l = in.levels;
     const int64_t width = l.width[level], coarse = l.width[level + 1];
+    const AxisLerp<A> ty = axis_centre<A>(y, l.height[level], l.height[level + 1]);
     if (C == 0 || width != 2 * coarse) {
       for (int64_t begin = x0; begin < x1; begin += kRun) {
         const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - begin));
@@ -69,17 +72,16 @@ struct AddEnlarged {
         taps.set(y, begin, n, l.height[level], width, l.height[level + 1], coarse);
         for (int j = 0; j < n; ++j) {
           const AxisLerp<A> tx{taps.i0[j], taps.i1[j], A(1) - taps.weight[j], taps.weight[j], A(-1), A(1)};
-          texel(b, y, begin + j, taps.y, tx, 0, C ? C : in.channels);
+          texel(b, y, begin + j, ty, tx, 0, C ? C : in.channels);
         }
       }
       return;
     }
     constexpr int kC = C ? C : 1;
-    const AxisLerp<A> ty = axis_centre<A>(y, l.height[level], l.height[level + 1]);
     const A y1 = ty.w1, y0 = ty.w0;
-    const T *top = above.texel(b, level + 1, ty.i0, 0), *bottom = above.texel(b, level + 1, ty.i1, 0);
+    const T *top = above.texel(l, b, level + 1, ty.i0, 0), *bottom = above.texel(l, b, level + 1, ty.i1, 0);
     const T* own = in.texel(b, level, y, 0);
-    T* TEXVLM_RESTRICT o = out.texel(b, level, y, 0);
+    T* TEXVLM_RESTRICT o = out.texel(l, b, level, y, 0);
     A v[(kUpRun / 2 + 3) * kC];
     for (int64_t begin = x0; begin < x1; begin += kUpRun) {
       const int64_t end = minimum(begin + kUpRun, x1);
@@ -111,7 +113,7 @@ template <class T, int C>
 struct AddEnlargedAdjoint {
   using A = Acc<T>;
   TextureView<const T> grad;
-  TextureView<A> out;
+  Texels<A> out;
   int level;
   A sign;
   bool chained;
@@ -138,9 +140,9 @@ struct AddEnlargedAdjoint {
     const UpReaders<A> rx = up_readers<A>(x, l.width[level - 1], l.width[level]);
     const int64_t channels = C ? C : grad.channels, pitch = l.width[level - 1] * channels;
     const T* own = grad.texel(b, level, y, x);
-    A* o = out.texel(b, level, y, x);
+    A* o = out.texel(l, b, level, y, x);
     for (int64_t c = c0; c < c1; ++c) {
-      const A from = chained ? gather(out.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx)
+      const A from = chained ? gather(out.texel(l, b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx)
                              : gather(grad.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx);
       o[c] = static_cast<A>(own[c]) + sign * from;
     }
@@ -156,12 +158,12 @@ struct AddEnlargedAdjoint {
 template <class T, int C>
 struct CopyLevel {
   TextureView<const T> in;
-  TextureView<Acc<T>> out;
+  Texels<Acc<T>> out;
   int level;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
     const T* p = in.texel(b, level, y, x);
-    Acc<T>* o = out.texel(b, level, y, x);
+    Acc<T>* o = out.texel(in.levels, b, level, y, x);
     for (int64_t c = c0; c < c1; ++c) o[c] = static_cast<Acc<T>>(p[c]);
   }
 };

@@ -1,15 +1,13 @@
 // Luma, its Sobel gradient and the change between two pictures: the planes [B, H, W] that channels and saliency are made of.
 //
-// Loops run along x over runs of kRun pixels with their intermediates on the stack, so that they vectorise and nothing but whole
-// planes touches memory. Borders are replicated. Each operation has a form for one pixel with the same arithmetic in the same
-// order.
+// Loops run along x over runs of up to N pixels with their intermediates on the stack, so that nothing but whole planes touches
+// memory. Borders are replicated.
 #pragma once
 
 #include "texture.h"
 
 namespace texvlm {
 
-constexpr int kRun = 64;
 constexpr double kLumaRed = 0.299, kLumaGreen = 0.587, kLumaBlue = 0.114;  // ITU-R BT.601
 constexpr double kEdgeScale = 4.472135954999579;  // 4 sqrt(1.25): the largest Sobel magnitude of values in [0, 1]
 
@@ -48,11 +46,6 @@ TEXVLM_HD void luma_run(const ImageView<const S>& image, int64_t b, int64_t y, i
   }
 }
 
-template <class A, class S>
-TEXVLM_HD A luma_at(const ImageView<const S>& image, int64_t b, int64_t y, int64_t x) {
-  return luma_of(pixel<A>(image.at(b, 0, y, x)), pixel<A>(image.at(b, 1, y, x)), pixel<A>(image.at(b, 2, y, x)));
-}
-
 template <class S>
 struct LumaPlane {
   template <class T, int C>
@@ -61,12 +54,9 @@ struct LumaPlane {
     T* out;
     int64_t height, width;
 
-    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-      out[(b * height + y) * width + x] = luma_at<T>(image, b, y, x);
-    }
-    TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-      for (int64_t x = x0; x < x1; x += kRun)
-        luma_run(image, b, y, x, static_cast<int>(minimum<int64_t>(kRun, x1 - x)), out + (b * height + y) * width + x);
+    template <int N>
+    TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+      luma_run(image, b, y, x, n, out + (b * height + y) * width + x);
     }
   };
 };
@@ -82,27 +72,13 @@ TEXVLM_HD Rows3<A> rows3(const A* plane, int64_t b, int64_t y, int64_t height, i
   return {p + (y > 0 ? y - 1 : 0) * width, p + y * width, p + (y + 1 < height ? y + 1 : y) * width};
 }
 
-template <class A>
-struct Gradient {
-  A x, y;
-};
-
 // The Sobel operator (R. Duda and P. Hart, "Pattern Classification and Scene Analysis", 1973), weights 1, 2, 1, unscaled.
-template <class A>
-TEXVLM_HD Gradient<A> sobel_at(const A* plane, int64_t b, int64_t y, int64_t x, int64_t height, int64_t width) {
-  const Rows3<A> r = rows3(plane, b, y, height, width);
-  const int64_t left = x > 0 ? x - 1 : 0, right = x + 1 < width ? x + 1 : x;
-  const auto smooth = [&](int64_t i) { return r.up[i] + A(2) * r.mid[i] + r.down[i]; };
-  const auto slope = [&](int64_t i) { return r.down[i] - r.up[i]; };
-  return {smooth(right) - smooth(left), slope(left) + A(2) * slope(x) + slope(right)};
-}
-
-// The same of n pixels from column x on.
-template <class A>
+// Of n pixels from column x on.
+template <int N, class A>
 TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width,
                          A* TEXVLM_RESTRICT gx, A* TEXVLM_RESTRICT gy) {
   const Rows3<A> r = rows3(plane, b, y, height, width);
-  A smooth[kRun + 2], slope[kRun + 2];  // [j] is column x - 1 + j
+  A smooth[N + 2], slope[N + 2];  // [j] is column x - 1 + j
   const int first = x > 0 ? 0 : 1, last = x + n < width ? n + 2 : n + 1;
   const A *TEXVLM_RESTRICT up = r.up + x - 1, *TEXVLM_RESTRICT mid = r.mid + x - 1, *TEXVLM_RESTRICT down = r.down + x - 1;
   for (int j = first; j < last; ++j) {
@@ -118,11 +94,11 @@ TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n,
 }
 
 // Magnitudes of n pixels from column x on.
-template <class A>
+template <int N, class A>
 TEXVLM_HD void sobel_run(const A* plane, int64_t b, int64_t y, int64_t x, int n, int64_t height, int64_t width,
                          A* TEXVLM_RESTRICT out) {
-  A gx[kRun], gy[kRun];
-  sobel_run(plane, b, y, x, n, height, width, gx, gy);
+  A gx[N], gy[N];
+  sobel_run<N>(plane, b, y, x, n, height, width, gx, gy);
   for (int j = 0; j < n; ++j) out[j] = std::sqrt(gx[j] * gx[j] + gy[j] * gy[j]);
 }
 
@@ -132,17 +108,11 @@ struct EdgePlane {
   T* out;
   int64_t height, width;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const Gradient<T> g = sobel_at(luma, b, y, x, height, width);
-    out[(b * height + y) * width + x] = std::sqrt(g.x * g.x + g.y * g.y) / T(kEdgeScale);
-  }
-  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    for (int64_t x = x0; x < x1; x += kRun) {
-      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-      T* TEXVLM_RESTRICT to = out + (b * height + y) * width + x;
-      sobel_run(luma, b, y, x, n, height, width, to);
-      for (int j = 0; j < n; ++j) to[j] /= T(kEdgeScale);
-    }
+  template <int N>
+  TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+    T* TEXVLM_RESTRICT to = out + (b * height + y) * width + x;
+    sobel_run<N>(luma, b, y, x, n, height, width, to);
+    for (int j = 0; j < n; ++j) to[j] /= T(kEdgeScale);
   }
 };
 
@@ -184,25 +154,16 @@ struct SobelAdjointSeed {
     const bool flows = (magnitude > T(0)) & !(clip & (magnitude / scale > T(1)));
     return flows ? g / ((flows ? magnitude : T(1)) * scale) : T(0);
   }
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const Gradient<T> g = sobel_at(plane, b, y, x, height, width);
-    const T f = factor(g.x, g.y, grad.at(b, 0, y, x));
-    const int64_t at = (b * height + y) * width + x;
-    to_x[at] = f * g.x;
-    to_y[at] = f * g.y;
-  }
-  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    for (int64_t x = x0; x < x1; x += kRun) {
-      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-      T gx[kRun], gy[kRun];
-      sobel_run(plane, b, y, x, n, height, width, gx, gy);
-      const T* TEXVLM_RESTRICT g = &grad.at(b, 0, y, x);
-      T *TEXVLM_RESTRICT px = to_x + (b * height + y) * width + x, *TEXVLM_RESTRICT py = to_y + (b * height + y) * width + x;
-      for (int j = 0; j < n; ++j) {
-        const T f = factor(gx[j], gy[j], g[j * grad.stride_x]);
-        px[j] = f * gx[j];
-        py[j] = f * gy[j];
-      }
+  template <int N>
+  TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+    T gx[N], gy[N];
+    sobel_run<N>(plane, b, y, x, n, height, width, gx, gy);
+    const T* TEXVLM_RESTRICT g = &grad.at(b, 0, y, x);
+    T *TEXVLM_RESTRICT px = to_x + (b * height + y) * width + x, *TEXVLM_RESTRICT py = to_y + (b * height + y) * width + x;
+    for (int j = 0; j < n; ++j) {
+      const T f = factor(gx[j], gy[j], g[j * grad.stride_x]);
+      px[j] = f * gx[j];
+      py[j] = f * gy[j];
     }
   }
 };

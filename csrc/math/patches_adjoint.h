@@ -35,7 +35,7 @@ struct ExtractPatchesAdjoint {
   PatchGrid<A> grid;
   Reducers reducers;
   PatchGradView<T> grad;
-  TextureView<A> texels;  // [Bt, T, C]
+  Texels<A> texels;  // [Bt, T, C]
   A *center, *lod, *axes;
 
   TEXVLM_HD int64_t channels() const { return C ? C : texture.channels; }
@@ -156,6 +156,7 @@ struct ExtractPatchesAdjoint {
     const T *const top = texture.texel(b, x.level, y.i0, 0), *const bottom = texture.texel(b, x.level, y.i1, 0);
     const T* const g = grad.at(b, n, i, j0);
     for (int j = 0; j < count; ++j) x.s00[j] = x.s01[j] = x.s10[j] = x.s11[j] = A(0);
+    if (C == 0 && !reducers.any_mode) return frame_tiles(g, top, bottom, count, y, x);
     for (int64_t c = 0; c < channels(); ++c) {
       if (skips(c)) continue;
       const T* const plane = g + c * grad.stride[2];
@@ -165,6 +166,25 @@ struct ExtractPatchesAdjoint {
         x.s01[j] += gc * static_cast<A>(top[x.right[j] + c]);
         x.s10[j] += gc * static_cast<A>(bottom[x.left[j] + c]);
         x.s11[j] += gc * static_cast<A>(bottom[x.right[j] + c]);
+      }
+    }
+    if (!x.template slope<false>(count, y)) x.template slope<true>(count, y);
+  }
+
+  // The same of many channels, which lie side by side in the texels: the gradient is brought into that order first.
+  TEXVLM_HD void frame_tiles(const T* g, const T* top, const T* bottom, int count, const AxisLerp<A>& y, FrameColumns& x) const {
+    constexpr int64_t kTile = 64;
+    A tile[kPatchColumns][kTile];
+    for (int64_t c0 = 0; c0 < channels(); c0 += kTile) {
+      const int64_t wide = minimum(kTile, channels() - c0);
+      for (int64_t c = 0; c < wide; ++c)
+        for (int j = 0; j < count; ++j) tile[j][c] = static_cast<A>(g[(c0 + c) * grad.stride[2] + j * grad.stride[4]]);
+      for (int j = 0; j < count; ++j) {
+        Corners<A> sums{x.s00[j], x.s01[j], x.s10[j], x.s11[j]};
+        const Corners<const T*> from{top + x.left[j] + c0, top + x.right[j] + c0, bottom + x.left[j] + c0,
+                                     bottom + x.right[j] + c0};
+        SampleLodAdjoint<T, C>::add_run(from, tile[j], wide, sums);
+        x.s00[j] = sums.t00, x.s01[j] = sums.t01, x.s10[j] = sums.t10, x.s11[j] = sums.t11;
       }
     }
     if (!x.template slope<false>(count, y)) x.template slope<true>(count, y);
@@ -200,7 +220,7 @@ struct ExtractPatchesAdjoint {
       const T* const g = grad.at(b, n, k / grid.size, k % grid.size);
       for (int64_t c = 0; c < channels(); ++c)
         if (!skips(c))
-          scatter_corners(texels.texel(b, 0, 0, 0) + c, channels(), q, level, band,
+          scatter_corners(texels.texel(texture.levels, b, 0, 0, 0) + c, channels(), q, level, band,
                           share * static_cast<A>(g[c * grad.stride[2]]));
     }
   }
@@ -225,8 +245,8 @@ struct ExtractPatchesAdjoint {
             g[j * (C ? C : tile) + c] = none ? A(0) : share * static_cast<A>(plane[j * grad.stride[4]]);
         }
         columns_adjoint(x, g, v, count, tile);
-        if (above) add_row(texels.texel(b, level, y.i0, 0) + c0, x, v, y.w0, tile);
-        if (below) add_row(texels.texel(b, level, y.i1, 0) + c0, x, v, y.w1, tile);
+        if (above) add_row(texels.texel(texture.levels, b, level, y.i0, 0) + c0, x, v, y.w0, tile);
+        if (below) add_row(texels.texel(texture.levels, b, level, y.i1, 0) + c0, x, v, y.w1, tile);
       }
     }
   }

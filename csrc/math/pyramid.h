@@ -84,9 +84,16 @@ struct ImageToTexels {
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       const int64_t channels = C ? C : texture.channels;
       int64_t x = x0;
+      T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
+      const S* TEXVLM_RESTRICT in = &image.at(b, 0, y, 0);
+      if (image.stride_c == 1 && image.stride_x == channels) {  // texels already: one run of values
+        constexpr int N = 8;
+        int64_t i = x0 * channels;
+        for (; i + N <= x1 * channels; i += N) store_lanes<Acc<T>, N>(out + i, scaled(load_lanes<Acc<T>, N>(in + i)));
+        for (; i < x1 * channels; ++i) out[i] = static_cast<T>(scaled(static_cast<Acc<T>>(in[i])));
+        return;
+      }
       if (image.stride_x == 1) {
-        T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, 0);
-        const S* TEXVLM_RESTRICT in = &image.at(b, 0, y, 0);
         if constexpr (C == 3) {
           const S *TEXVLM_RESTRICT red = in, *TEXVLM_RESTRICT green = in + image.stride_c,
                                    *TEXVLM_RESTRICT blue = in + 2 * image.stride_c;
@@ -332,26 +339,27 @@ struct MipBand {
 #endif
 
 // Adjoint of MipDown: what one texel of level `level` - 1 receives from level `level`, added to its own gradient.
-//   grad [B, T, C]: the incoming gradients of all levels; work [B, T - H*W, C]: the accumulated gradients of levels >= 1 (levels
-//   counted from 0 in `work`'s own table, so level l of the texture is level l - 1 of work). data: the pyramid, for max and min.
+//   grad [B, T, C]: the incoming gradients of all levels; work: the accumulated gradients of levels >= 1, as if level 0 lay
+//   before them. data: the pyramid, for max and min.
 template <class T, int C>
 struct MipDownAdjoint {
   using A = Acc<T>;
-  TextureView<const T> grad, data;
-  TextureView<A> work;
+  TextureView<const T> grad;
+  Texels<const T> data;
+  Texels<A> work;
   ImageView<A> image;  // the gradient of the picture, for level 1 -> 0
   int level;
   Reducers reducers;
 
   // Whether (y, x) is the first extremal texel, row-major, of the window that `parent` was reduced from.
   TEXVLM_HD bool is_winner(int64_t b, int64_t c, int64_t y, int64_t x, int64_t parent_y, int64_t parent_x, bool is_max) const {
-    const int64_t height = data.levels.height[level - 1], width = data.levels.width[level - 1];
+    const int64_t height = grad.levels.height[level - 1], width = grad.levels.width[level - 1];
     const AxisTaps<A> ty = axis_taps<A>(parent_y, height), tx = axis_taps<A>(parent_x, width);
     int64_t best_y = ty.first, best_x = tx.first;
-    A best = static_cast<A>(data.texel(b, level - 1, best_y, best_x)[c]);
+    A best = static_cast<A>(data.texel(grad.levels, b, level - 1, best_y, best_x)[c]);
     for (int i = 0; i < ty.count; ++i)
       for (int j = 0; j < tx.count; ++j) {
-        const A v = static_cast<A>(data.texel(b, level - 1, ty.first + i, tx.first + j)[c]);
+        const A v = static_cast<A>(data.texel(grad.levels, b, level - 1, ty.first + i, tx.first + j)[c]);
         if (beats(v, best, is_max)) {
           best = v;
           best_y = ty.first + i;
@@ -368,7 +376,7 @@ struct MipDownAdjoint {
     for (int i = 0; i < py.count; ++i)
       for (int j = 0; j < px.count; ++j) {
         const int64_t parent_y = py.first + i, parent_x = px.first + j;
-        const A g = work.texel(b, level - 1, parent_y, parent_x)[c];
+        const A g = work.texel(grad.levels, b, level, parent_y, parent_x)[c];
         if (reducer == Reducer::mean) {
           sum += py.weight[i] * px.weight[j] * g;
         } else if (is_winner(b, c, y, x, parent_y, parent_x, reducer == Reducer::max)) {
@@ -387,7 +395,7 @@ struct MipDownAdjoint {
       if (level == 1) {
         image.at(b, c, y, x) = total;
       } else {
-        work.texel(b, level - 2, y, x)[c] = total;
+        work.texel(grad.levels, b, level - 1, y, x)[c] = total;
       }
     }
   }
@@ -398,7 +406,7 @@ template <class T, int C>
 struct MipAdjointSeed {
   using A = Acc<T>;
   TextureView<const T> grad;
-  TextureView<A> work;
+  Texels<A> work;
   ImageView<A> image;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
@@ -408,7 +416,7 @@ struct MipAdjointSeed {
       if (last == 0) {
         image.at(b, c, y, x) = static_cast<A>(own[c]);
       } else {
-        work.texel(b, last - 1, y, x)[c] = static_cast<A>(own[c]);
+        work.texel(grad.levels, b, last, y, x)[c] = static_cast<A>(own[c]);
       }
     }
   }

@@ -81,18 +81,21 @@ struct PairView {
     const int64_t plane = h * w, i = b * kFeatures * plane + y * w + x;
     for (int c = 0; c < kFeatures; ++c) out[c] = static_cast<double>(centre[i + c * plane] - surround[i + c * plane]);
   }
-  // Of up to kLanes places from column x on; beyond the last one the mean stands in, so that it is no different.
-  TEXVLM_HD void lanes(int64_t b, int64_t y, int64_t x, const double* mean, double (&out)[kFeatures][kLanes]) const {
-    const int n = static_cast<int>(minimum<int64_t>(kLanes, w - x));
+  // Of n places from column x on, less `mean`.
+  template <int N>
+  TEXVLM_HD void lanes(int64_t b, int64_t y, int64_t x, int n, const double* mean, double (&out)[kFeatures][N]) const {
     for (int c = 0; c < kFeatures; ++c) {
       const int64_t i = ((b * kFeatures + c) * h + y) * w + x;
       for (int j = 0; j < n; ++j) out[c][j] = static_cast<double>(centre[i + j] - surround[i + j]) - mean[c];
-      for (int j = n; j < kLanes; ++j) out[c][j] = 0;
     }
   }
 };
 
-constexpr int kMoments = kFeatures + kFeatures * kFeatures;  // a sum of vectors, and of their outer products
+// A sum of vectors, and of their outer products, whose entries (i, j) and (j, i) are sum number product(i, j).
+constexpr int kMoments = kFeatures + kFeatures * (kFeatures + 1) / 2;
+template <int N>
+using Moments = Sums<double, kMoments, N>;
+TEXVLM_HD int product(int i, int j) { return kFeatures + maximum(i, j) * (maximum(i, j) + 1) / 2 + minimum(i, j); }
 
 // The inverse of (covariance + kWhitenFloor), and the mean.
 struct Whitening {
@@ -111,88 +114,34 @@ struct Whitening {
   }
 };
 
-// Item n: row n's sums of differences and of their outer products, rows [B, h, kMoments]. Place x counts in sum x % kLanes, and
-// these are added up as in added(), on every device.
-template <class T, int C>
-struct DifferenceMoments {
-  PairView<T> pair;
-  double* rows;
-
-  // CUDA: one lane after another, so that a thread's sums fit registers. All at once take 6 KB of local memory a thread, and the
-  // driver sets that aside for every thread a card can hold: 1.5 GB of an H200.
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    constexpr int kSums = kFeatures + kFeatures * (kFeatures + 1) / 2;
-    double all[kSums] = {}, half[kSums] = {}, two[kSums] = {};
-#if defined(__CUDA_ARCH__)
-#pragma unroll 1
-#endif
-    for (int turn = 0; turn < kLanes; ++turn) {  // lanes 0, 4, 1, 5, 2, 6, 3, 7
-      double own[kSums] = {}, d[kFeatures];
-#if defined(__CUDA_ARCH__)
-#pragma unroll 1
-#endif
-      for (int64_t x = turn % 2 * (kLanes / 2) + turn / 2; x < pair.w; x += kLanes) {
-        pair.at(b, n, x, d);
-        for (int i = 0, k = 0; i < kFeatures; ++i) {
-          own[k++] += d[i];
-          for (int j = 0; j <= i; ++j) own[k++] += d[i] * d[j];
-        }
-      }
-      for (int k = 0; k < kSums; ++k) {
-        two[k] = turn % 2 ? two[k] + own[k] : own[k];
-        if (turn % 2) half[k] = turn % 4 == 3 ? half[k] + two[k] : two[k];
-        if (turn % 4 == 3) all[k] = turn == kLanes - 1 ? all[k] + half[k] : half[k];
-      }
-    }
-    double* out = rows + (b * pair.h + n) * kMoments;
-    for (int i = 0, k = 0; i < kFeatures; ++i) {
-      out[i] = all[k++];
-      for (int j = 0; j <= i; ++j) out[kFeatures + i * kFeatures + j] = out[kFeatures + j * kFeatures + i] = all[k++];
-    }
-  }
-
-  TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
-    for (int64_t n = n0; n < n1; ++n) side_by_side(b, n);
-  }
-  TEXVLM_HD void side_by_side(int64_t b, int64_t n) const {
-    double* out = rows + (b * pair.h + n) * kMoments;
-    const double nothing[kFeatures] = {};
-    double sum[kFeatures][kLanes] = {}, square[kFeatures][kFeatures][kLanes] = {}, d[kFeatures][kLanes];
-    for (int64_t x = 0; x < pair.w; x += kLanes) {
-      pair.lanes(b, n, x, nothing, d);
-      for (int i = 0; i < kFeatures; ++i) {
-        for (int l = 0; l < kLanes; ++l) sum[i][l] += d[i][l];
-        for (int j = 0; j <= i; ++j)
-          for (int l = 0; l < kLanes; ++l) square[i][j][l] += d[i][l] * d[j][l];
-      }
-    }
-    for (int i = 0; i < kFeatures; ++i) {
-      out[i] = added(sum[i]);
-      for (int j = 0; j <= i; ++j) out[kFeatures + i * kFeatures + j] = out[kFeatures + j * kFeatures + i] = added(square[i][j]);
-    }
-  }
-  TEXVLM_HD static double added(const double (&v)[kLanes]) {
-    return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
-  }
-};
-
-// Item n = 0: the whitening of each picture from its rows. The matrix is positive definite, so elimination needs no pivots.
+// The whitening of each picture, from the moments of its differences. The matrix is positive definite, so elimination needs no
+// pivots.
 template <class T, int C>
 struct WhitenPicture {
-  const double* rows;
+  template <int N>
+  using Part = Moments<N>;
+  PairView<T> pair;
   Whitening* out;
-  int64_t h, w;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
-    double sum[kMoments] = {}, a[kFeatures][kFeatures];
-    for (int64_t y = 0; y < h; ++y)
-      for (int k = 0; k < kMoments; ++k) sum[k] += rows[(b * h + y) * kMoments + k];
+  template <int N>
+  TEXVLM_HD void add(int64_t b, int64_t y, int64_t x, int n, Moments<N>& to) const {
+    const double nothing[kFeatures] = {};
+    double d[kFeatures][N];
+    pair.lanes(b, y, x, n, nothing, d);
+    for (int i = 0; i < kFeatures; ++i) {
+      for (int l = 0; l < n; ++l) to.of[i][l] += d[i][l];
+      for (int j = 0; j <= i; ++j)
+        for (int l = 0; l < n; ++l) to.of[product(i, j)][l] += d[i][l] * d[j][l];
+    }
+  }
+  TEXVLM_HD void finish(int64_t b, const Moments<1>& total) const {
+    double a[kFeatures][kFeatures];
     Whitening& to = out[b];
-    const double count = static_cast<double>(h * w);
-    for (int i = 0; i < kFeatures; ++i) to.mean[i] = sum[i] / count;
+    const double count = static_cast<double>(pair.h * pair.w);
+    for (int i = 0; i < kFeatures; ++i) to.mean[i] = total.of[i][0] / count;
     for (int i = 0; i < kFeatures; ++i)
       for (int j = 0; j < kFeatures; ++j) {
-        a[i][j] = sum[kFeatures + i * kFeatures + j] / count - to.mean[i] * to.mean[j] + (i == j ? kWhitenFloor : 0);
+        a[i][j] = total.of[product(i, j)][0] / count - to.mean[i] * to.mean[j] + (i == j ? kWhitenFloor : 0);
         to.inverse[i][j] = i == j ? 1 : 0;
       }
     for (int k = 0; k < kFeatures; ++k) {
@@ -236,11 +185,12 @@ struct SalienceRarity {
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
     T* to = out + (b * pairs.pair[0].h + y) * pairs.pair[0].w;
     for (int64_t x = x0; x < x1; x += kLanes) {
-      double sum[kLanes] = {}, d[kFeatures][kLanes];
+      const int n = static_cast<int>(minimum<int64_t>(kLanes, x1 - x));
+      double sum[kLanes] = {}, d[kFeatures][kLanes] = {};
       for (int p = 0; p < kPairs; ++p) {
         const Whitening& white = pairs.whitening[p][b];
         double length[kLanes] = {};
-        pairs.pair[p].lanes(b, y, x, white.mean, d);
+        pairs.pair[p].lanes(b, y, x, n, white.mean, d);
         for (int i = 0; i < kFeatures; ++i) {
           double z[kLanes] = {};
           for (int j = 0; j < kFeatures; ++j)
@@ -250,69 +200,62 @@ struct SalienceRarity {
         for (int l = 0; l < kLanes; ++l) sum[l] += length[l];
       }
       for (int l = 0; l < kLanes; ++l) sum[l] = std::sqrt(maximum(sum[l], 0.0));
-      for (int64_t l = 0; l < minimum<int64_t>(kLanes, x1 - x); ++l) to[x + l] = static_cast<T>(sum[l]);
+      for (int l = 0; l < n; ++l) to[x + l] = static_cast<T>(sum[l]);
     }
   }
 };
 
 // Adjoint. With g the gradient of the squared length, z = inverse (d - mean), q = sum of g z and Q = sum of g z z' over all
-// places: to d = 2 g z - 2 / N (Q (d - mean) + q). Item n: row n's share of q and Q of one pair, rows [B, h, kMoments].
+// places: to d = 2 g z - 2 / N (Q (d - mean) + q). This is q and Q of one pair.
 template <class T, int C>
 struct RarityMoments {
+  template <int N>
+  using Part = Moments<N>;
   PairView<T> pair;
   const Whitening* whitening;
   const T *grad, *length;  // [B, h, w]: of the length, and the length
-  double* rows;
+  Moments<1>* out;         // [B]
 
   TEXVLM_HD static double of_square(T grad, T length) {
     return length > T(0) ? static_cast<double>(grad) / (2 * static_cast<double>(length)) : 0.0;
   }
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    double sum[kMoments] = {}, d[kFeatures], z[kFeatures];
-    for (int64_t x = 0; x < pair.w; ++x) {
-      const int64_t at = (b * pair.h + n) * pair.w + x;
-      const double g = of_square(grad[at], length[at]);
-      pair.at(b, n, x, d);
-      whitening[b].apply(d, z);
-      for (int i = 0; i < kFeatures; ++i) {
-        sum[i] += g * z[i];
-        for (int j = 0; j < kFeatures; ++j) sum[kFeatures + i * kFeatures + j] += g * z[i] * z[j];
-      }
+  template <int N>
+  TEXVLM_HD void add(int64_t b, int64_t y, int64_t x, int n, Moments<N>& to) const {
+    const Whitening& white = whitening[b];
+    const int64_t at = (b * pair.h + y) * pair.w + x;
+    double d[kFeatures][N], z[kFeatures][N];
+    pair.lanes(b, y, x, n, white.mean, d);
+    for (int i = 0; i < kFeatures; ++i) {
+      for (int l = 0; l < n; ++l) z[i][l] = 0;
+      for (int j = 0; j < kFeatures; ++j)
+        for (int l = 0; l < n; ++l) z[i][l] += white.inverse[i][j] * d[j][l];
     }
-    for (int k = 0; k < kMoments; ++k) rows[(b * pair.h + n) * kMoments + k] = sum[k];
+    for (int l = 0; l < n; ++l) d[0][l] = of_square(grad[at + l], length[at + l]);
+    for (int i = 0; i < kFeatures; ++i) {
+      for (int l = 0; l < n; ++l) to.of[i][l] += d[0][l] * z[i][l];
+      for (int j = 0; j <= i; ++j)
+        for (int l = 0; l < n; ++l) to.of[product(i, j)][l] += d[0][l] * z[i][l] * z[j][l];
+    }
   }
-};
-
-// Item k: moment k of the rows added up, into the first of them.
-template <class T, int C>
-struct AddRows {
-  double* rows;  // [B, h, kMoments]
-  int64_t h;
-
-  TEXVLM_HD void operator()(int64_t b, int64_t k, int64_t, int64_t) const {
-    double* const first = rows + b * h * kMoments + k;
-    double sum = *first;
-    for (int64_t y = 1; y < h; ++y) sum += first[y * kMoments];
-    *first = sum;
-  }
+  TEXVLM_HD void finish(int64_t b, const Moments<1>& total) const { out[b] = total; }
 };
 
 // What the differences of a pair receive, added to the gradients of its two steps [B, kFeatures, h, w].
 template <class T, int C>
 struct SalienceRarityAdjoint {
-  RarityMoments<T, C> forward;  // its `rows` hold the sums now
+  RarityMoments<T, C> forward;  // its `out` holds the moments now
   T *to_centre, *to_surround;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     const int64_t h = forward.pair.h, w = forward.pair.w, at = (b * h + y) * w + x;
-    const double* q = forward.rows + b * h * kMoments;
+    const Moments<1>& q = forward.out[b];
     const double g = forward.of_square(forward.grad[at], forward.length[at]), count = static_cast<double>(h * w);
     double d[kFeatures], z[kFeatures];
     forward.pair.at(b, y, x, d);
     forward.whitening[b].apply(d, z);
     for (int i = 0; i < kFeatures; ++i) {
-      double shared = q[i];
-      for (int j = 0; j < kFeatures; ++j) shared += q[kFeatures + i * kFeatures + j] * d[j];
+      double shared = q.of[i][0];
+      for (int j = 0; j < kFeatures; ++j) shared += q.of[product(i, j)][0] * d[j];
       const T to = static_cast<T>(2 * g * z[i] - 2 / count * shared);
       const int64_t place = ((b * kFeatures + i) * h + y) * w + x;
       to_centre[place] += to;
@@ -330,13 +273,13 @@ struct OverMaximum {
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const { row(b, y, x, x + 1); }
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    const T max = stats[b].max;
+    const T max = stats[b].max[0];
     T* p = plane + (b * h + y) * w;
     for (int64_t x = x0; x < x1; ++x) p[x] = max > T(kMapFloor) ? p[x] / max : T(0);
   }
 };
 
-// Adjoint of OverMaximum: grad of the quotient to grad of `plane`. dot[b].sum = <grad, quotient>.
+// Adjoint of OverMaximum: grad of the quotient to grad of `plane`. dot[b]'s sum is <grad, quotient>.
 template <class T, int C>
 struct OverMaximumAdjoint {
   T* grad;  // in place
@@ -344,14 +287,14 @@ struct OverMaximumAdjoint {
   int64_t h, w;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const MapStats<T> s = stats[b];
+    const T max = stats[b].max[0];
     T* g = grad + (b * h + y) * w + x;
-    if (!(s.max > T(kMapFloor))) {
+    if (!(max > T(kMapFloor))) {
       *g = T(0);
       return;
     }
-    const T at_top = y * w + x == s.at ? static_cast<T>(dot[b].sum / static_cast<double>(s.max)) : T(0);
-    *g = *g / s.max - at_top;
+    const T at_top = y * w + x == stats[b].at[0] ? static_cast<T>(dot[b].sum[0] / static_cast<double>(max)) : T(0);
+    *g = *g / max - at_top;
   }
 };
 

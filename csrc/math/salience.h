@@ -108,12 +108,13 @@ TEXVLM_HD Turn<A> turn_of(A xx, A yy, A xy) {
 // Level 0 of the texture of features, 7 B planes: red, green, blue, strength and orientation of edges, change of luma.
 template <class T, int C>
 struct SalienceFeatures {
-  TextureView<const T> colours, previous;  // previous: null data if there is none
+  TextureView<const T> colours;
+  Texels<const T> previous;  // null data if there is none
   int level;
   TextureView<T> out;
 
-  TEXVLM_HD const T* plane(const TextureView<const T>& texture, int64_t b, int c) const {
-    return texture.texel(3 * b + c, level, 0, 0);
+  TEXVLM_HD const T* plane(const Texels<const T>& texels, int64_t b, int c) const {
+    return texels.texel(colours.levels, 3 * b + c, level, 0, 0);
   }
   TEXVLM_HD int64_t height() const { return colours.levels.height[level]; }
   TEXVLM_HD int64_t width() const { return colours.levels.width[level]; }
@@ -124,52 +125,32 @@ struct SalienceFeatures {
     return luma_of(plane(colours, b, 0)[at], plane(colours, b, 1)[at], plane(colours, b, 2)[at]) -
            luma_of(plane(previous, b, 0)[at], plane(previous, b, 1)[at], plane(previous, b, 2)[at]);
   }
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    T xx = 0, yy = 0, xy = 0;
+  template <int N>
+  TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+    T xx[N], yy[N], xy[N], gx[N], gy[N];
+    for (int j = 0; j < n; ++j) xx[j] = yy[j] = xy[j] = T(0);
     for (int c = 0; c < 3; ++c) {
       const T* p = plane(colours, b, c);
-      Gradient<T> g = sobel_at(p, 0, y, x, height(), width());
-      g.x *= T(1 / kSobelSum);
-      g.y *= T(1 / kSobelSum);
-      xx += g.x * g.x;
-      yy += g.y * g.y;
-      xy += g.x * g.y;
-      *feature(b, c, y, x) = p[y * width() + x];
-    }
-    const Turn<T> t = turn_of(xx, yy, xy);
-    *feature(b, 3, y, x) = t.m;
-    *feature(b, 4, y, x) = t.cosine;
-    *feature(b, 5, y, x) = t.sine;
-    *feature(b, 6, y, x) = previous.data ? std::abs(change(b, y, x)) : T(0);
-  }
-  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    for (int64_t x = x0; x < x1; x += kRun) {
-      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-      T xx[kRun], yy[kRun], xy[kRun], gx[kRun], gy[kRun];
-      for (int j = 0; j < n; ++j) xx[j] = yy[j] = xy[j] = T(0);
-      for (int c = 0; c < 3; ++c) {
-        const T* p = plane(colours, b, c);
-        sobel_run(p, 0, y, x, n, height(), width(), gx, gy);
-        for (int j = 0; j < n; ++j) {
-          const T u = gx[j] * T(1 / kSobelSum), v = gy[j] * T(1 / kSobelSum);
-          xx[j] += u * u;
-          yy[j] += v * v;
-          xy[j] += u * v;
-        }
-        const T* TEXVLM_RESTRICT from = p + y * width() + x;
-        T* TEXVLM_RESTRICT to = feature(b, c, y, x);
-        for (int j = 0; j < n; ++j) to[j] = from[j];
-      }
-      T *TEXVLM_RESTRICT m = feature(b, 3, y, x), *TEXVLM_RESTRICT cosine = feature(b, 4, y, x),
-                         *TEXVLM_RESTRICT sine = feature(b, 5, y, x), *TEXVLM_RESTRICT moved = feature(b, 6, y, x);
+      sobel_run<N>(p, 0, y, x, n, height(), width(), gx, gy);
       for (int j = 0; j < n; ++j) {
-        const Turn<T> t = turn_of(xx[j], yy[j], xy[j]);
-        m[j] = t.m;
-        cosine[j] = t.cosine;
-        sine[j] = t.sine;
+        const T u = gx[j] * T(1 / kSobelSum), v = gy[j] * T(1 / kSobelSum);
+        xx[j] += u * u;
+        yy[j] += v * v;
+        xy[j] += u * v;
       }
-      for (int j = 0; j < n; ++j) moved[j] = previous.data ? std::abs(change(b, y, x + j)) : T(0);
+      const T* TEXVLM_RESTRICT from = p + y * width() + x;
+      T* TEXVLM_RESTRICT to = feature(b, c, y, x);
+      for (int j = 0; j < n; ++j) to[j] = from[j];
     }
+    T *TEXVLM_RESTRICT m = feature(b, 3, y, x), *TEXVLM_RESTRICT cosine = feature(b, 4, y, x),
+                       *TEXVLM_RESTRICT sine = feature(b, 5, y, x), *TEXVLM_RESTRICT moved = feature(b, 6, y, x);
+    for (int j = 0; j < n; ++j) {
+      const Turn<T> t = turn_of(xx[j], yy[j], xy[j]);
+      m[j] = t.m;
+      cosine[j] = t.cosine;
+      sine[j] = t.sine;
+    }
+    for (int j = 0; j < n; ++j) moved[j] = previous.data ? std::abs(change(b, y, x + j)) : T(0);
   }
 };
 
@@ -184,22 +165,21 @@ struct SalienceFeaturesAdjoint {
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     const int64_t h = forward.height(), w = forward.width(), plane = h * w, at = b * 3 * plane + y * w + x;
     const T* g = grad + b * kFeatures * plane + y * w + x;
-    Gradient<T> d[3];
-    T xx = 0, yy = 0, xy = 0;
+    T dx[3], dy[3], xx = 0, yy = 0, xy = 0;
     for (int c = 0; c < 3; ++c) {
-      d[c] = sobel_at(forward.plane(forward.colours, b, c), 0, y, x, h, w);
-      d[c].x *= T(1 / kSobelSum);
-      d[c].y *= T(1 / kSobelSum);
-      xx += d[c].x * d[c].x;
-      yy += d[c].y * d[c].y;
-      xy += d[c].x * d[c].y;
+      sobel_run<1>(forward.plane(forward.colours, b, c), 0, y, x, 1, h, w, dx + c, dy + c);
+      dx[c] *= T(1 / kSobelSum);
+      dy[c] *= T(1 / kSobelSum);
+      xx += dx[c] * dx[c];
+      yy += dy[c] * dy[c];
+      xy += dx[c] * dy[c];
     }
     const Turn<T> t = turn_of(xx, yy, xy);
     const T over = T(1) / (t.m + T(kTurnFloor)), g1 = g[4 * plane] * over, g2 = g[5 * plane] * over;
     const T to_m = g[3 * plane] - (g1 * t.cosine + g2 * t.sine), radial = t.m > T(0) ? to_m / t.m : T(0);
     for (int c = 0; c < 3; ++c) {
-      to_x[at + c * plane] = T(1 / kSobelSum) * ((radial + T(2) * g1) * d[c].x + T(2) * g2 * d[c].y);
-      to_y[at + c * plane] = T(1 / kSobelSum) * ((radial - T(2) * g1) * d[c].y + T(2) * g2 * d[c].x);
+      to_x[at + c * plane] = T(1 / kSobelSum) * ((radial + T(2) * g1) * dx[c] + T(2) * g2 * dy[c]);
+      to_y[at + c * plane] = T(1 / kSobelSum) * ((radial - T(2) * g1) * dy[c] + T(2) * g2 * dx[c]);
     }
     T move = 0;
     if (forward.previous.data) {
@@ -222,38 +202,20 @@ struct SaliencePlanes {
   T* out;
 
   TEXVLM_HD const T* line(int64_t b, int k, int64_t y) const { return features.texel(kFeatures * b + k, level, y, 0); }
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+  template <int N>
+  TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
     const int64_t h = features.levels.height[level], w = features.levels.width[level];
-    const Triple<T> lab = lab_of(line(b, 0, y)[x], line(b, 1, y)[x], line(b, 2, y)[x]);
     T* const to = out + (b * kFeatures * h + y) * w + x;
-    for (int k = 0; k < kFeatures; ++k) to[k * h * w] = k < 3 ? lab.v[k] : line(b, k, y)[x];
-  }
-  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    const int64_t h = features.levels.height[level], w = features.levels.width[level];
-    const T *TEXVLM_RESTRICT red = line(b, 0, y), *TEXVLM_RESTRICT green = line(b, 1, y), *TEXVLM_RESTRICT blue = line(b, 2, y);
-    T *TEXVLM_RESTRICT l = out + (b * kFeatures * h + y) * w, *TEXVLM_RESTRICT p = l + h * w, *TEXVLM_RESTRICT q = p + h * w;
-    for (int64_t x = x0; x < x1; x += kRun) {
-      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-      T v[3][kRun];
-      for (int j = 0; j < n; ++j) {
-        v[0][j] = red[x + j];
-        v[1][j] = green[x + j];
-        v[2][j] = blue[x + j];
-      }
-      for (int j = 0; j < n; ++j) {
-        const Triple<T> lab = lab_of(v[0][j], v[1][j], v[2][j]);
-        for (int c = 0; c < 3; ++c) v[c][j] = lab.v[c];
-      }
-      for (int j = 0; j < n; ++j) {
-        l[x + j] = v[0][j];
-        p[x + j] = v[1][j];
-        q[x + j] = v[2][j];
-      }
+    T v[3][N];
+    for (int c = 0; c < 3; ++c)
+      for (int j = 0; j < n; ++j) v[c][j] = line(b, c, y)[x + j];
+    for (int j = 0; j < n; ++j) {
+      const Triple<T> lab = lab_of(v[0][j], v[1][j], v[2][j]);
+      for (int c = 0; c < 3; ++c) v[c][j] = lab.v[c];
     }
-    for (int k = 3; k < kFeatures; ++k) {
-      const T* TEXVLM_RESTRICT from = line(b, k, y);
-      T* TEXVLM_RESTRICT to = out + ((b * kFeatures + k) * h + y) * w;
-      for (int64_t x = x0; x < x1; ++x) to[x] = from[x];
+    for (int k = 0; k < kFeatures; ++k) {
+      const T* TEXVLM_RESTRICT from = k < 3 ? v[k] : line(b, k, y) + x;
+      for (int j = 0; j < n; ++j) to[k * h * w + j] = from[j];
     }
   }
 };
@@ -263,14 +225,15 @@ template <class T, int C>
 struct SaliencePlanesAdjoint {
   SaliencePlanes<T, C> forward;  // its `out` is not used
   const T* grad;                 // [B, kFeatures, h, w]
-  TextureView<T> out;
+  Texels<T> out;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
     const int64_t h = forward.features.levels.height[forward.level], w = forward.features.levels.width[forward.level];
     const T* g = grad + b * kFeatures * h * w + y * w + x;
     const Triple<T> rgb{{forward.line(b, 0, y)[x], forward.line(b, 1, y)[x], forward.line(b, 2, y)[x]}};
     const Triple<T> to = lab_adjoint(rgb, Triple<T>{{g[0], g[h * w], g[2 * h * w]}});
-    for (int k = 0; k < kFeatures; ++k) *out.texel(kFeatures * b + k, forward.level, y, x) = k < 3 ? to.v[k] : g[k * h * w];
+    for (int k = 0; k < kFeatures; ++k)
+      *out.texel(forward.features.levels, kFeatures * b + k, forward.level, y, x) = k < 3 ? to.v[k] : g[k * h * w];
   }
 };
 

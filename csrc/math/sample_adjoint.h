@@ -248,7 +248,8 @@ struct SampleLodAdjoint {
   // Some channels of one level: sums for the coordinates, and the scatter of share * g. No tap is outside the picture.
   TEXVLM_HD static void one_level(const T* texels, A* target, const LevelTaps<A>& taps, int i, int level, const Band& band,
                                   A share, bool coordinates, const A* g, int64_t wide, Corners<A>& sums) {
-    if (coordinates) add_run(texels, taps, i, g, wide, sums);
+    const T *const top = texels + taps.top[i], *const bottom = texels + taps.bottom[i];
+    if (coordinates) add_run({top, top + taps.step[i], bottom, bottom + taps.step[i]}, g, wide, sums);
     if (!target) return;
     const int64_t step = taps.step[i];
     const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = share * taps.fy[i], y0 = share * (A(1) - taps.fy[i]);
@@ -256,13 +257,17 @@ struct SampleLodAdjoint {
     if (band.has(level, taps.y1[i])) scatter_row(target + taps.bottom[i], step, y1 * x0, y1 * x1, g, wide);
   }
 
-  TEXVLM_HD static void add_run(const T* texels, const LevelTaps<A>& taps, int i, const A* g, int64_t wide, Corners<A>& sums) {
+  // sums += g times the four texels, over a run of channels.
+  TEXVLM_HD static void add_run(const Corners<const T*>& from, const A* g, int64_t wide, Corners<A>& sums) {
     int64_t c = 0;
 #if defined(TEXVLM_HAS_LANES)
     if constexpr (C == 0) {
       constexpr int N = 8;
+      const auto lanes = [&](const T* p) { return load_lanes<A, N>(p + c); };
       Corners<Lanes<A, N>> all{};
-      for (; c + N <= wide; c += N) add_products(all, load_lanes<A, N>(g + c), taps.template lanes<N>(texels, i, c));
+      for (; c + N <= wide; c += N)
+        add_products(all, load_lanes<A, N>(g + c),
+                     Corners<Lanes<A, N>>{lanes(from.t00), lanes(from.t01), lanes(from.t10), lanes(from.t11)});
       for (int k = 0; k < N; ++k) {
         sums.t00 += all.t00[k];
         sums.t01 += all.t01[k];
@@ -271,7 +276,8 @@ struct SampleLodAdjoint {
       }
     }
 #endif
-    for (; c < wide; ++c) add_products(sums, g[c], taps.corners(texels, i, c));
+    const auto at = [&](const T* p) { return static_cast<A>(p[c]); };
+    for (; c < wide; ++c) add_products(sums, g[c], Corners<A>{at(from.t00), at(from.t01), at(from.t10), at(from.t11)});
   }
 
   // Both texels may be the same one (step 0), so the first is done before the second is read. Texels of weight 0 receive nothing.

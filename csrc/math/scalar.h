@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define TEXVLM_HD __host__ __device__ __forceinline__
@@ -138,6 +139,28 @@ template <class T>
 TEXVLM_HD T clamp(T v, T lo, T hi) {
   return minimum(maximum(v, lo), hi);
 }
+
+// Pixels of a row that a functor with pixels<N>(b, y, x, n) is given at a time on the host: x .. x + n - 1, n <= N, with N =
+// kRun. CUDA gives a thread one, with N = 1. So a formula stands once, in loops that vectorise, with its intermediates on the
+// stack.
+constexpr int kRun = 64;
+
+// Whether F has a member of this name, whatever its type: one that does not fit is an error where it is called, instead of a slow
+// way without it. (A name that two bases have is ambiguous.)
+#define TEXVLM_HAS_MEMBER(Has, name)                                    \
+  template <class F>                                                    \
+  struct Has {                                                          \
+    struct Other {                                                      \
+      int name;                                                         \
+    };                                                                  \
+    struct Both : F, Other {};                                          \
+    template <class B>                                                  \
+    static std::false_type test(decltype(&B::name)*);                   \
+    template <class B>                                                  \
+    static std::true_type test(...);                                    \
+    static constexpr bool value = decltype(test<Both>(nullptr))::value; \
+  }
+TEXVLM_HAS_MEMBER(HasPixels, pixels);
 
 // False for NaN and infinities; |v| <= max is one comparison, which vectorises where isfinite() does not.
 TEXVLM_HD bool finite(float v) { return fabsf(v) <= 3.402823466e38f; }

@@ -1,79 +1,71 @@
-// Maxima and sums of planes, in two steps, rows and then planes, so that their order is fixed.
+// Maxima and sums of planes.
 #pragma once
 
-#include "scalar.h"
-#include "texture.h"
+#include "reduce.h"
 
 namespace texvlm {
 
 constexpr double kEdgeThreshold = 2;  // an edge pixel is above this many times the picture's mean edge
 
-template <class A>
-struct MapStats {  // of one map
-  double sum;
-  A max;
-  int64_t at;  // the first maximal place, row-major
-};
-
-// Item n: row n of planes [B, rows, w]; the product with `other` (or with nothing) is summed.
-template <class T, int C>
-struct RowStats {
-  const T* plane;
-  const T* other;  // [B, rows, w] with a batch stride of its own, rows repeating every `other_rows`; may be null
-  int64_t other_rows;
-  MapStats<T>* out;  // [B, rows]
-  int64_t rows, w;
-
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    const T* p = plane + (b * rows + n) * w;
-    const T* q = other ? other + (b * other_rows + n % other_rows) * w : nullptr;
-    constexpr int kLanes = 8;
-    double sum[kLanes] = {};
-    T max = p[0];
-    for (int64_t x = 0; x < w; x += kLanes)
-      for (int j = 0; j < kLanes && x + j < w; ++j) {
-        sum[j] += static_cast<double>(q ? p[x + j] * q[x + j] : p[x + j]);
-        max = maximum(max, p[x + j]);
-      }
-    int64_t at = 0;
-    while (at + 1 < w && p[at] != max) ++at;
-    out[b * rows + n] = {((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7])), max, at};
-  }
-};
-
-// Item 0: kEdgeThreshold times the mean of the edges of each picture, from the sums of its rows.
+// kEdgeThreshold times the mean of the edges of each picture.
 template <class T, int C>
 struct EdgeThreshold {
-  const MapStats<T>* rows;  // [B, H]
-  double* out;
+  template <int N>
+  using Part = Sums<double, 1, N>;
+  const T* edge;  // [B, height, width]
+  double* out;    // [B]
   int64_t height, width;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
-    double sum = 0;
-    for (int64_t y = 0; y < height; ++y) sum += rows[b * height + y].sum;
-    out[b] = kEdgeThreshold * (sum / static_cast<double>(height * width));
+  template <class P>
+  TEXVLM_HD void add(int64_t b, int64_t y, int64_t x, int n, P& to) const {
+    const T* TEXVLM_RESTRICT from = edge + (b * height + y) * width + x;
+    for (int j = 0; j < n; ++j) to.of[0][j] += static_cast<double>(from[j]);
+  }
+  TEXVLM_HD void finish(int64_t b, const Part<1>& total) const {
+    out[b] = kEdgeThreshold * (total.of[0][0] / static_cast<double>(height * width));
   }
 };
 
-// Item n: map n of each picture, from its h rows.
+// Of N lanes, and of a map: the sum, the maximum, and the first place that has it, row-major.
+template <class T, int N>
+struct MapPart {
+  double sum[N];
+  T max[N];
+  int64_t at[N];
+
+  TEXVLM_HD void clear() {
+    for (int l = 0; l < N; ++l) sum[l] = 0, max[l] = -static_cast<T>(HUGE_VALF), at[l] = INT64_MAX;
+  }
+  TEXVLM_HD void meet(int l, double v, T value, int64_t place) {
+    sum[l] += v;
+    const bool first = (value > max[l]) | ((value == max[l]) & (place < at[l]));
+    max[l] = first ? value : max[l];
+    at[l] = first ? place : at[l];
+  }
+  template <int M>
+  TEXVLM_HD void join(int to, const MapPart<T, M>& from, int first, int count) {
+    for (int l = 0; l < count; ++l) meet(to + l, from.sum[first + l], from.max[first + l], from.at[first + l]);
+  }
+};
+template <class T>
+using MapStats = MapPart<T, 1>;
+
+// The statistics of each plane [B, h, w]; the sum is that of its products with `other`, unless that is null.
 template <class T, int C>
 struct PlaneStats {
-  const MapStats<T>* rows;  // [B, maps, h]
-  MapStats<T>* out;         // [B, maps]
-  int64_t maps, h, w;
+  template <int N>
+  using Part = MapPart<T, N>;
+  const T *plane, *other;
+  MapStats<T>* out;  // [B]
+  int64_t h, w;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    const MapStats<T>* r = rows + (b * maps + n) * h;
-    MapStats<T> s = r[0];
-    for (int64_t y = 1; y < h; ++y) {
-      s.sum += r[y].sum;
-      if (r[y].max > s.max) {
-        s.max = r[y].max;
-        s.at = y * w + r[y].at;
-      }
-    }
-    out[b * maps + n] = s;
+  template <class P>
+  TEXVLM_HD void add(int64_t b, int64_t y, int64_t x, int n, P& to) const {
+    const int64_t place = y * w + x;
+    const T *TEXVLM_RESTRICT p = plane + b * h * w + place, *TEXVLM_RESTRICT q = (other ? other : plane) + b * h * w + place;
+    for (int j = 0; j < n; ++j) to.meet(j, static_cast<double>(other ? p[j] * q[j] : p[j]), p[j], place + j);
   }
+  TEXVLM_HD void finish(int64_t b, const Part<1>& total) const { out[b] = total; }
 };
 
 }  // namespace texvlm

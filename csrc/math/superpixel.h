@@ -11,6 +11,7 @@
 #pragma once
 
 #include "integer_lab.h"
+#include "reduce.h"
 
 namespace texvlm {
 
@@ -117,9 +118,11 @@ struct Weights {
   int64_t border;  // cost of a neighbour that has another label
 };
 
-// Item 0: of each picture, from the means of its cells.
+// Of each picture, from the means of its cells.
 template <class T, int C>
 struct PictureWeights {
+  template <int N>
+  using Part = Sums<int64_t, 1, N>;
   Cells cells;
   const T* model;
   Weights usual;
@@ -128,16 +131,18 @@ struct PictureWeights {
   TEXVLM_HD int64_t squares(const T* p, const T* q) const {
     return (p[0] - q[0]) * (p[0] - q[0]) + (p[1] - q[1]) * (p[1] - q[1]) + (p[2] - q[2]) * (p[2] - q[2]);
   }
-  TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {
-    int64_t sum = 0;
-    for (int64_t r = 0; r < cells.rows; ++r)
-      for (int64_t c = 0; c < cells.columns; ++c) {
-        const T* p = model + (b * cells.count() + r * cells.columns + c) * kModel;
-        if (c + 1 < cells.columns) sum += squares(p, p + kModel);
-        if (r + 1 < cells.rows) sum += squares(p, p + cells.columns * kModel);
-      }
+  template <class P>
+  TEXVLM_HD void add(int64_t b, int64_t k, int n, P& to) const {
+    for (int j = 0; j < n; ++j) {
+      const T* p = model + (b * cells.count() + k + j) * kModel;
+      if ((k + j) % cells.columns + 1 < cells.columns) to.of[0][j] += squares(p, p + kModel);
+      if (k + j + cells.columns < cells.count()) to.of[0][j] += squares(p, p + cells.columns * kModel);
+    }
+  }
+  TEXVLM_HD void finish(int64_t b, const Part<1>& total) const {
     const int64_t pairs = maximum<int64_t>(1, 2 * cells.count() - cells.rows - cells.columns);
-    const int64_t scale = clamp<int64_t>(sum / (pairs * kUsualContrast * (kLabUnits * kLabUnits / 256)), 1, 256 * kMostScale);
+    const int64_t scale =
+        clamp<int64_t>(total.of[0][0] / (pairs * kUsualContrast * (kLabUnits * kLabUnits / 256)), 1, 256 * kMostScale);
     out[b] = {(usual.place * scale) >> 8, (usual.merge * scale) >> 8, (usual.border * scale) >> 8};
   }
 };

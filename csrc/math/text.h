@@ -49,17 +49,12 @@ struct TextLuma {
     ImageView<const S> image;
     TextureView<T> texture;
 
-    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-      *texture.texel(b, 0, y, x) = clamp(luma_at<T>(image, b, y, x), T(0), T(1));
-    }
-    TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-      for (int64_t x = x0; x < x1; x += kRun) {
-        const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
-        T v[kRun];
-        luma_run(image, b, y, x, n, v);
-        T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, x);
-        for (int j = 0; j < n; ++j) out[j] = clamp(v[j], T(0), T(1));
-      }
+    template <int N>
+    TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+      T v[N];
+      luma_run(image, b, y, x, n, v);
+      T* TEXVLM_RESTRICT out = texture.texel(b, 0, y, x);
+      for (int j = 0; j < n; ++j) out[j] = clamp(v[j], T(0), T(1));
     }
   };
 };

@@ -9,6 +9,13 @@ constexpr int kMaxLevels = 32;
 
 enum class Reducer : uint8_t { mean = 0, max = 1, min = 2, mode = 3 };
 
+// Levels of a full pyramid: 1 + floor(log2(max(height, width))).
+inline int level_count(int64_t height, int64_t width) {
+  int count = 1;
+  while (count < kMaxLevels && (maximum(height, width) >> count) > 0) ++count;
+  return count;
+}
+
 // The level table is a pure function of (height, width, levels): level l has max(1, H >> l) x max(1, W >> l) texels.
 struct Levels {
   int count;
@@ -41,14 +48,22 @@ struct Reducers {
 
 // [B, T, C] contiguous; T is the texel type. A batch of 1 has batch_stride 0, so it is shared by all queries.
 template <class T>
-struct TextureView {
+struct Texels {
   T* data;
   int64_t batch_stride, channels;
-  Levels levels;
 
-  TEXVLM_HD T* texel(int64_t b, int level, int64_t y, int64_t x) const {
+  TEXVLM_HD T* texel(const Levels& levels, int64_t b, int level, int64_t y, int64_t x) const {
     return data + b * batch_stride + (levels.offset[level] + y * levels.width[level] + x) * channels;
   }
+};
+
+// With its levels, which take 800 bytes: a functor has one of these, and Texels where it reads or writes others of the same
+// levels.
+template <class T>
+struct TextureView : Texels<T> {
+  Levels levels;
+
+  TEXVLM_HD T* texel(int64_t b, int level, int64_t y, int64_t x) const { return Texels<T>::texel(levels, b, level, y, x); }
 };
 
 // A dense picture [B, C, H, W] with any strides (in elements), stride 0 too.

@@ -26,10 +26,13 @@ def strided(dtype, g):
     return texels.transpose(2, 3)[..., ::2], flow.transpose(2, 3)[..., ::2], fill, None
 
 
-def not_finite(dtype, g):
-    texels, flow, _, _ = planes(6, 5)(dtype, g)
-    flow[0, 0, 2, 3], flow[1, 1, 0, 0] = NAN, float("inf")
-    return texels, flow, 0.5, None
+def not_finite(fill):
+    def make(dtype, g):
+        texels, flow, _, _ = planes(6, 5)(dtype, g)
+        flow[0, 0, 2, 3], flow[1, 1, 0, 0] = NAN, float("inf")
+        return texels, flow, fill, None
+
+    return make
 
 
 def moving(h, w, batch=1, flow=None, hidden=False, uint8=False, channels=3):
@@ -52,8 +55,10 @@ CASES = [
     Case("warp", "4x3-fine-flow", planes(4, 3, flow=(9, 7)), grads=(0,), atol=2e-6),
     Case("warp", "occluded", planes(8, 5, hidden=True, fill=0.25), grads=(0, 1)),
     Case("warp", "coarse-occluded", planes(9, 8, flow=(4, 3), hidden=True), grads=(0,), atol=2e-6),
+    Case("warp", "staying", planes(8, 5, flow=(4, 3), hidden=True, fill=None), grads=(0, 1), atol=2e-6),
     Case("warp", "strided", strided, grads=(0, 1)),
-    Case("warp", "not-finite", not_finite, grads=(0,)),
+    Case("warp", "not-finite", not_finite(0.5), grads=(0,)),
+    Case("warp", "not-finite-staying", not_finite(None), grads=(0,)),
     Case("warp", "many-channels", planes(5, 6, channels=9, batch=1), grads=(0, 1)),
     Case("warp", "empty-batch", planes(5, 6, batch=0)),
     Case("motion", "6x7", moving(6, 7), grads=(0, 1), inductor=True),

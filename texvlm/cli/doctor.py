@@ -1,7 +1,6 @@
 """`doctor`: what works on this machine, what is missing, and how to get it, in plain lines.
 
-Imports nothing heavy at the top and nothing of texvlm but the extension itself and the search for the CUDA
-toolkit, so that it can still speak when the extension does not load.
+Imports nothing heavy at the top and nothing of texvlm that needs the extension, so that it can still speak when that does not load.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
 from typing import Any
 
+import texvlm
+from texvlm._load import INSTALL, explain, extension, first_line
 from texvlm.cli.toolkit import cuda_home, cuda_release
 
 COMPANIONS = {  # distribution: what it is for
@@ -29,7 +29,6 @@ COMPANIONS = {  # distribution: what it is for
     "opencv-contrib-python-headless": "a peer in the benchmarks",
     "kornia": "a peer in the benchmarks",
 }
-BUILD_AGAIN = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 
 class Report:
@@ -48,7 +47,7 @@ class Report:
 def run(args: object = None) -> int:
     """The command. Returns 0 unless the extension does not load."""
     report = Report()
-    print(f"texvlm {_version('texvlm') or _version_in_source()}")
+    print(f"texvlm {texvlm.__version__} in {texvlm.__path__[0]}")
     report.line("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     torch = _torch(report)
     info = _extension(report, torch)
@@ -72,17 +71,11 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _version_in_source() -> str:
-    text = (Path(__file__).parents[1] / "__init__.py").read_text()
-    found = re.search(r'__version__ = "([^"]+)"', text)
-    return found[1] if found else "of unknown version"
-
-
 def _torch(report: Report) -> Any:
     try:
         import torch
     except Exception as error:  # a broken torch fails in many ways, and a doctor listens to all of them
-        report.line("torch", f"does not load ({_first_line(error)})", "pip install torch==2.13.0")
+        report.line("torch", f"does not load ({first_line(error)})", "pip install torch==2.13.0")
         return None
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     wrong = not (2, 11) <= tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 14)
@@ -93,20 +86,14 @@ def _torch(report: Report) -> Any:
 
 def _extension(report: Report, torch: Any) -> dict[str, Any] | None:
     try:
-        extension = importlib.import_module("texvlm._C")
-        info = dict(extension.build_info())
+        info = dict(extension().build_info())
     except Exception as error:
-        files = [path.name for path in Path(__file__).parents[1].glob("_C*.so")]
-        why = _first_line(error) if files else "it has not been built"
-        report.line(
-            "extension",
-            f"does not load: {why}",
-            f"build it with this torch: {BUILD_AGAIN} (in a checkout: make build)",
-        )
+        why, what_helps = explain(error)
+        report.line("extension", f"does not load: {why}", what_helps)
         return None
     ours, theirs = info["torch"], torch.__version__ if torch else "none"
     changed = ours.split("+")[0] != theirs.split("+")[0]
-    advice = f"built for torch {ours}, running {theirs}: {BUILD_AGAIN}" if changed else None
+    advice = f"built for torch {ours}, running {theirs}: {INSTALL}" if changed else None
     report.line("extension", f"loads; built by g++ {info['compiler'].split()[0]} for torch {ours}", advice)
     report.line("processor", f"{info['cpu']}, {os.cpu_count()} cores")
     return info
@@ -144,7 +131,7 @@ def _cuda(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
     if info is not None and info["cuda"]:
         report.line("kernels", f"CUDA kernels compiled in for {_cards(info['cuda_archs'])} (CUDA {info['cuda_version']})")
     elif info is not None:
-        report.line("kernels", "no CUDA kernels compiled in", f"with nvcc installed, build again: {BUILD_AGAIN}")
+        report.line("kernels", "no CUDA kernels compiled in", f"with nvcc installed, build again: {INSTALL}")
     if torch is None:
         return
     if torch.cuda.is_available():
@@ -163,19 +150,19 @@ def _gl(report: Report, torch: Any, info: dict[str, Any] | None) -> None:
     """The OpenGL contexts that `backend="gl"` would use: for host memory, and for each CUDA device."""
     if info is None:
         return
-    extension = importlib.import_module("texvlm._C")
+    contexts = extension()
     for index in (-1, *(range(torch.cuda.device_count()) if torch is not None else ())):
         name = "gl" if index < 0 else f"gl cuda:{index}"
         try:
-            found = extension.gl_status(index)
+            found = contexts.gl_status(index)
         except RuntimeError as error:
-            why, _, packages = _first_line(error).removeprefix("texvlm: ").partition(" (Debian, Ubuntu: ")
+            why, _, packages = first_line(error).removeprefix("texvlm: ").partition(" (Debian, Ubuntu: ")
             advice = packages.rstrip(")") or "NVIDIA's EGL driver, which comes with the display driver"
             report.line(name, why, f"for mipmaps by the graphics driver (optional): {advice}")
             continue
         odd = "as texvlm's" if found["odd_from_ours"] < 1e-5 else "of the driver's own, so without gradients"
         report.line(name, f"{found['renderer']}, OpenGL {found['version']}; odd sizes {odd}")
-    extension.gl_close()
+    contexts.gl_close()
 
 
 def _companions(report: Report) -> None:
@@ -187,15 +174,11 @@ def _companions(report: Report) -> None:
             report.missing.append(f"optional, for {purpose}: pip install {' '.join(absent)}")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _output(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return f"{command[0]} does not run: {_first_line(error)}"
+        return f"{command[0]} does not run: {first_line(error)}"
 
 
 def _first_output(command: list[str]) -> str:

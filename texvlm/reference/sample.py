@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .pyramid import by_channels, channel_reducers, compute_dtype, level_table, texel_count
 
@@ -58,7 +57,6 @@ class _Mix(torch.autograd.Function):
         return torch.where(w == 1, 0, (1 - w) * a) + torch.where(w == 0, 0, w * b)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         w, a, b, in_a, in_b = ctx.saved_tensors
         return (

@@ -48,20 +48,21 @@ def _moved(planes: Tensor, flow: Tensor, occlusion: Tensor | None, otherwise: Te
     return torch.where(hidden, otherwise, _read(planes, x + field[:, 0], y + field[:, 1]))
 
 
-def warp(planes: Tensor, flow: Tensor, fill: float = 0.0, occlusion: Tensor | None = None) -> Tensor:
+def warp(planes: Tensor, flow: Tensor, fill: float | None = 0.0, occlusion: Tensor | None = None) -> Tensor:
     """Return planes(p + flow(p)).
 
     Args:
         planes: `[B, C, H, W]`.
         flow: `[B, 2, h, w]` (x, y) in pixels of its own grid, bilinearly enlarged.
-        fill: where occluded, or where the flow is not finite.
+        fill: where occluded, or where the flow is not finite; None leaves the planes as they are there.
         occlusion: bool `[B, h, w]`, read at the nearest.
 
     Returns:
         planes' shape and dtype, borders replicated. Differentiable in planes and flow.
     """
     wide = planes if planes.dtype == torch.float64 else planes.float()
-    return _moved(wide, flow.to(wide.dtype), occlusion, torch.full((), fill, dtype=wide.dtype)).to(planes.dtype)
+    otherwise = wide if fill is None else torch.full((), fill, dtype=wide.dtype)
+    return _moved(wide, flow.to(wide.dtype), occlusion, otherwise).to(planes.dtype)
 
 
 def motion(image: Tensor, previous: Tensor, flow: Tensor | None = None, occlusion: Tensor | None = None) -> Tensor:

@@ -56,7 +56,12 @@ void run(Scene& s) {
   texels(StartCells<int32_t, 0>{c, s.labels.data()}, c.height, c.width);
   const RegionModel<int32_t, 0> measure{c, s.labels.data(), s.planes.data(), s.sums.data(), s.model.data()};
   queries(measure, c.count());
-  queries(PictureWeights<int64_t, 0>{c, s.model.data(), {4000, 300, 0}, s.weights.data()}, 1);
+  const PictureWeights<int64_t, 0> weigh{c, s.model.data(), {4000, 300, 0}, s.weights.data()};
+  if constexpr (Kernel) {
+    cuda::launch_rows_reduced(weigh, kBatch, c.count(), nullptr);
+  } else {
+    for (int64_t b = 0; b < kBatch; ++b) reduce_row(weigh, b, c.count());
+  }
   for (int sweep = 0; sweep < 3; ++sweep) {
     for (int quarter = 0; quarter < 4; ++quarter) {
       const int odd_y = quarter / 2, odd_x = quarter % 2;

@@ -186,10 +186,11 @@ inline std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Ten
   return op.call(previous, current, finest);
 }
 
-// planes [B, C, H, W] as they lie now: out(p) = planes(p + flow(p)); flow [B, 2, h, w]. Differentiable in planes and flow.
-inline Tensor warp(const Tensor& planes, const Tensor& flow, double fill = 0,
+// planes [B, C, H, W] as they lie now: out(p) = planes(p + flow(p)); flow [B, 2, h, w]. What is occluded is filled, or
+// without a fill stays where it is. Differentiable in planes and flow.
+inline Tensor warp(const Tensor& planes, const Tensor& flow, std::optional<double> fill = 0,
                    const std::optional<Tensor>& occlusion = std::nullopt) {
-  using Signature = Tensor(const Tensor&, const Tensor&, double, const std::optional<Tensor>&);
+  using Signature = Tensor(const Tensor&, const Tensor&, std::optional<double>, const std::optional<Tensor>&);
   static const auto op = detail::op<Signature>("texvlm::warp");
   return op.call(planes, flow, fill, occlusion);
 }
@@ -227,7 +228,7 @@ inline std::tuple<Tensor, Tensor> superpixels(const Tensor& image, int64_t n = 5
 
 // labels int64 [B, H, W] below n -> float32 [B, 3, H, W]: label, distance from its centre over its radius, share of the picture.
 inline Tensor superpixel_channels(const Tensor& labels, int64_t n) {
-  using Signature = Tensor(const Tensor&, int64_t);
+  using Signature = Tensor(const Tensor&, c10::SymInt);
   static const auto op = detail::op<Signature>("texvlm::superpixel_channels");
   return op.call(labels, n);
 }

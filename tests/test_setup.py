@@ -1,0 +1,71 @@
+"""The build as setup.py plans it: a graph that ninja accepts, each source once, objects of kernels from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from texvlm.cli.toolkit import cuda_home
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def planned(folder: Path, *targets: str) -> list[str]:
+    """The commands of a first build in this folder, which ninja would run."""
+    setup: dict[str, Any] = runpy.run_path(str(ROOT / "setup.py"))
+    paths = (str(folder / "temp of it"), str(folder / "lib" / "libtexvlm.so"), str(folder / "_C.so"))
+    (folder / "build.ninja").write_text(setup["ninja_file"](setup["chosen_config"](), *paths))
+    command = [sys.executable, "-m", "ninja", "-n", "-v", "-f", str(folder / "build.ninja"), *targets]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if re.match(r"\[\d+/\d+\]", line)]
+
+
+def compiled(commands: list[str]) -> list[str]:
+    return sorted(found[1] for line in commands if (found := re.search(r" -c (\S+) -o ", line)))
+
+
+def test_every_source_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEXVLM_NO_CUDA", "1")
+    sources = [*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/gl/*.cpp"), ROOT / "csrc" / "precompiled.h"]
+    commands = planned(tmp_path)
+    assert compiled(commands) == sorted(str(p.relative_to(ROOT)) for p in sources)
+    for line in commands:  # what knows no torch is compiled without its headers
+        assert ("-include precompiled.h" in line) == bool(re.search(r" -c csrc/\w+\.cpp ", line))
+
+
+def test_kernels_know_no_torch_and_may_come_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cuda_home() is None:
+        return  # then there is nothing to compile them with
+    monkeypatch.setenv("TEXVLM_CUDA_ARCHS", "7.5 99")  # built by nobody
+    monkeypatch.delenv("TEXVLM_KERNELS", raising=False)
+    kernels = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/cuda/*.cu"))
+    alone = planned(tmp_path, "kernels")
+    assert compiled(alone) == kernels
+    assert not [line for line in alone if "torch" in line.replace(str(ROOT), "")]
+    for name in kernels:
+        (tmp_path / f"{Path(name).stem}.o").touch()
+    monkeypatch.setenv("TEXVLM_KERNELS", str(tmp_path))
+    everything = planned(tmp_path)
+    assert not [name for name in compiled(everything) if name.endswith(".cu")]
+    assert str(tmp_path / "pyramid.o") in next(line for line in everything if "libtexvlm.so" in line)
+
+
+def test_as_many_compilers_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = runpy.run_path(str(ROOT / "setup.py"))["jobs"]
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    assert 1 <= jobs() <= (os.cpu_count() or 1)
+    meminfo = "MemTotal: 8000000 kB\nMemFree: 100000 kB\nMemAvailable: {} kB\n"
+    for available, wanted in ((1_000_000, 1), (1 << 30, jobs())):
+        text = meminfo.format(available)
+        monkeypatch.setattr(Path, "read_text", lambda path, text=text: text)
+        assert jobs() == wanted
+    monkeypatch.setenv("MAX_JOBS", "7")
+    assert jobs() == 7
