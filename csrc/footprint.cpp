@@ -45,7 +45,9 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
   const int64_t pictures = data.size(0), queries = batch * count;
   const bool banded = !on_cuda(device) && host::worth_banding(queries, kTapsExpected, pictures);
   Tensor grads[4];
-  if (mask[0]) grads[0] = banded ? new_tensor(data.sizes(), acc, device) : new_zeros(data.sizes(), acc, device);
+  const bool fill = banded && host::worth_filling(queries * kTapsExpected, pictures * data.size(1),
+                                                  data.numel() * static_cast<int64_t>(c10::elementSize(acc)));
+  if (mask[0]) grads[0] = fill ? new_tensor(data.sizes(), acc, device) : new_zeros(data.sizes(), acc, device);
   for (int i = 1; i < 4; ++i)
     if (mask[i]) grads[i] = new_zeros({batch, count, 2}, acc, device);
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -73,7 +75,7 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
     const std::unique_ptr<TapLine<A>[]> lines(new TapLine<A>[queries]);
     const FootprintKeys<A> find{view, in.table, pictures > 1, count, most, in.address, lines.get()};
     const auto lists = banded ? host::list_by_bands(in.table, pictures, queries, channels * static_cast<int64_t>(sizeof(A)),
-                                                    FootprintKeys<A>::kPairs, find)
+                                                    FootprintKeys<A>::kPairs, find, fill)
                               : host::one_list(queries);
     for (int64_t q = 0; q < queries && !banded; ++q) find.line(q);
     host::scatter_by_bands<SampleGradAdjoint, T>(

@@ -85,7 +85,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
   const auto zeros = [&](bool wanted, at::IntArrayRef sizes) { return wanted ? new_zeros(sizes, acc, data.device()) : Tensor(); };
   const int64_t pictures = data.size(0), queries = p.batch * p.count;
   const bool banded = mask[0] && !on_cuda(data.device()) && host::worth_banding(queries, size * size, pictures);
-  Tensor texels = banded ? new_tensor(data.sizes(), acc, data.device()) : zeros(mask[0], data.sizes()),
+  const bool fill = banded && host::worth_filling(queries * size * size, pictures * data.size(1),
+                                                  data.numel() * static_cast<int64_t>(c10::elementSize(acc)));
+  Tensor texels = fill ? new_tensor(data.sizes(), acc, data.device()) : zeros(mask[0], data.sizes()),
          grad_center = zeros(mask[1], p.center.sizes()), grad_lod = zeros(mask[2], p.lod.sizes());
   Tensor grad_axes = zeros(mask[3] && p.axes.defined(), {p.batch, p.count, 2, 2});
   dispatch_texel(data.scalar_type(), [&](auto tag) {
@@ -112,7 +114,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> extract_patches_backward(const Tensor
     if (!mask[0] || p.channels == 0) return;
     const PatchKeys<A> find{p.grid<A>(), p.levels, pictures > 1};
     const auto lists = banded ? host::list_by_bands(p.levels, pictures, queries, p.channels * static_cast<int64_t>(sizeof(A)),
-                                                    PatchKeys<A>::kPairs, find)
+                                                    PatchKeys<A>::kPairs, find, fill)
                               : host::one_list(queries);
     A* const no = nullptr;
     host::scatter_by_bands<ExtractPatchesAdjoint, T>(lists, p.levels, p.channels, maybe(texels), texture, p.grid<A>(), p.reducers,

@@ -22,15 +22,17 @@ bool worth_banding(int64_t queries, int64_t samples_each, int64_t pictures) {
   return queries * samples_each > kSerialSamples && queries < std::numeric_limits<int32_t>::max() && pictures < 65536;
 }
 
+bool worth_filling(int64_t samples, int64_t texels, int64_t bytes) { return bytes < (int64_t{32} << 20) || 8 * samples > texels; }
+
 BandLists one_list(int64_t queries) {
-  BandLists lists{{}, {0, queries}, std::unique_ptr<int32_t[]>(new int32_t[queries])};
+  BandLists lists{{}, {0, queries}, std::unique_ptr<int32_t[]>(new int32_t[queries]), false};
   std::iota(lists.ids.get(), lists.ids.get() + queries, 0);
   return lists;
 }
 
 BandLists list_by_bands(const Levels& levels, int64_t pictures, int64_t queries, int64_t bytes_per_texel, int pairs,
-                        const FindBands& find) {
-  BandLists lists{make_bands(levels, bytes_per_texel), {}, {}};
+                        const FindBands& find, bool fill) {
+  BandLists lists{make_bands(levels, bytes_per_texel), {}, {}, fill};
   const int64_t bands = lists.table.total * pictures, slots = 2 * pairs;
   const int64_t most = std::clamp<int64_t>((int64_t{1} << 20) / bands, 1, 64);  // of portions, so that their counts stay small
   const int64_t portion = std::max<int64_t>(4096, (queries + most - 1) / most);

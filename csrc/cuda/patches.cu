@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) patches_kernel(ExtractPatches<T, 0> 
       continue;
     }
     const T* texels = f.texture.texel(b, 0, 0, 0);
-    const LodTaps<A> taps = settled(lod_taps(p.u, p.v, frame.level, f.texture.levels, f.grid.address), f.texture.levels);
+    const LodTaps<A> taps = settled_taps(p.u, p.v, frame.level, f.texture.levels, f.grid.address);
     for (int64_t c = c0; c < c1; c += W) {
       A value[W];
       fetch_pack(texels + c, channels, taps, value);

@@ -132,9 +132,13 @@ struct ScoreCells {
 
   // Channels [first, last) of one sample, interpolated.
   TEXVLM_HD void interpolate(const T* texels, const Taps& y, const Taps& x, int first, int last, A* value) const {
-    const LodTaps<A> q{level, joined(x.fine, y.fine, texture.levels, level.l0),
-                       joined(x.coarse, y.coarse, texture.levels, level.l1)};
-    for (int k = first; k < last; ++k) value[k] = fetch(texels + channel[k], texture.channels, q);
+    const Bilinear<A> fine = joined(x.fine, y.fine, texture.levels, level.l0);
+    for (int k = first; k < last; ++k) value[k] = blend(corners(texels + channel[k], texture.channels, fine), fine);
+    if (level.t > A(0)) {
+      const Bilinear<A> coarse = joined(x.coarse, y.coarse, texture.levels, level.l1);
+      for (int k = first; k < last; ++k)
+        value[k] = (A(1) - level.t) * value[k] + level.t * blend(corners(texels + channel[k], texture.channels, coarse), coarse);
+    }
     if (any_nearest) {
       const int64_t at = texture.levels.offset[nearest_level] + y.nearest * texture.levels.width[nearest_level] + x.nearest;
       for (int k = first; k < last; ++k)

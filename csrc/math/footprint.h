@@ -138,17 +138,22 @@ struct TapBlock {
   // Fills the block with the taps of the lines that another(line, query) gives as long as it is true. False: none is left.
   template <class Another>
   TEXVLM_HD bool fill(const Another& another) {
-    for (count = 0; count < kBlock;) {
+    int k = 0;
+    while (k < kBlock) {
       if (next == line.taps) {
         if (!another(line, of)) break;
         next = 0;
-        continue;
       }
-      const Tap<A> tap = tap_of(line, next++);
-      uv[2 * count] = tap.u, uv[2 * count + 1] = tap.v, lod[count] = line.lod, along[count] = tap.along, query[count] = of;
-      taps[count++] = next < line.taps ? line.taps : -line.taps;
+      const TapLine<A> now = line;
+      const int end = minimum(now.taps, next + kBlock - k);
+      for (; next < end; ++next, ++k) {
+        const Tap<A> tap = tap_of(now, next);
+        uv[2 * k] = tap.u, uv[2 * k + 1] = tap.v, lod[k] = now.lod, along[k] = tap.along, query[k] = of, taps[k] = now.taps;
+      }
+      if (next == now.taps && now.taps) taps[k - 1] = -now.taps;
     }
-    return count > 0;
+    count = k;
+    return k > 0;
   }
   TEXVLM_HD void place(const Placing& placing, BlockTaps<A>& to) const {
     place_run(QueryView<A>{uv, lod, 0, 2, 1, 0, 1}, 0, 0, count, placing, to);

@@ -4,7 +4,7 @@
 // clamp. Adjoints are in gather form: no atomics.
 #pragma once
 
-#include "filter.h"
+#include "enlarge.h"
 
 namespace texvlm {
 
@@ -43,12 +43,14 @@ struct AddEnlarged {
   A sign;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
-    texel(b, y, x, axis_centre<A>(y, in.levels.height[level], in.levels.height[level + 1]), c0, c1);
+    const Levels& l = in.levels;
+    const AxisLerp<A> ty = axis_centre<A>(y, l.height[level], l.height[level + 1]);
+    texel(b, y, x, ty, axis_centre<A>(x, l.width[level], l.width[level + 1]), c0, c1);
   }
 
-  TEXVLM_HD void texel(int64_t b, int64_t y, int64_t x, const AxisLerp<A>& ty, int64_t c0, int64_t c1) const {
+  TEXVLM_HD void texel(int64_t b, int64_t y, int64_t x, const AxisLerp<A>& ty, const AxisLerp<A>& tx, int64_t c0,
+                       int64_t c1) const {
     const Levels& l = in.levels;
-    const AxisLerp<A> tx = axis_centre<A>(x, l.width[level], l.width[level + 1]);
     const T *t0 = above.texel(l, b, level + 1, ty.i0, tx.i0), *t1 = above.texel(l, b, level + 1, ty.i0, tx.i1);
     const T *d0 = above.texel(l, b, level + 1, ty.i1, tx.i0), *d1 = above.texel(l, b, level + 1, ty.i1, tx.i1);
     const T* own = in.texel(b, level, y, x);
@@ -64,7 +66,15 @@ struct AddEnlarged {
     const int64_t width = l.width[level], coarse = l.width[level + 1];
     const AxisLerp<A> ty = axis_centre<A>(y, l.height[level], l.height[level + 1]);
     if (C == 0 || width != 2 * coarse) {
-      for (int64_t x = x0; x < x1; ++x) texel(b, y, x, ty, 0, C ? C : in.channels);
+      for (int64_t begin = x0; begin < x1; begin += kRun) {
+        const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - begin));
+        EnlargedRun<A> taps;
+        taps.set(y, begin, n, l.height[level], width, l.height[level + 1], coarse);
+        for (int j = 0; j < n; ++j) {
+          const AxisLerp<A> tx{taps.i0[j], taps.i1[j], A(1) - taps.weight[j], taps.weight[j], A(-1), A(1)};
+          texel(b, y, begin + j, ty, tx, 0, C ? C : in.channels);
+        }
+      }
       return;
     }
     constexpr int kC = C ? C : 1;

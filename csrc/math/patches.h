@@ -183,7 +183,7 @@ struct ExtractPatches {
       return;
     }
     const T* texels = texture.texel(b, 0, 0, 0);
-    const LodTaps<A> q = settled(lod_taps(p.u, p.v, f.level, texture.levels, grid.address), texture.levels);
+    const LodTaps<A> q = settled_taps(p.u, p.v, f.level, texture.levels, grid.address);
     for (int64_t c = c0; c < c1; ++c) o[c * plane()] = static_cast<T>(fetch(texels + c, channels(), q));
     if (reducers.any_mode) nearest(texels, f, p.u, p.v, o, c0, c1);
   }

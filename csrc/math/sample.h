@@ -31,11 +31,20 @@ TEXVLM_HD void copy_nearest(const TextureView<const T>& texture, const Reducers&
     if (all || reducers.of(c) == Reducer::mode) to[c] = texel < 0 ? static_cast<T>(0.0f) : texture.data[at + c];
 }
 
-// The four texels around a place in each of its two levels, weighted exactly; settled.
+// The four texels around a place in each of its two levels, weighted exactly; settled. The second level's where it counts.
+template <class A>
+TEXVLM_HD LodTaps<A> settled_taps(A u, A v, const LevelLerp<A>& level, const Levels& levels, Address address) {
+  const Bilinear<A> near = settled(bilinear(u, v, levels, level.l0, address), levels, level.l0);
+  if (level.t == A(0)) return {level, near, near};
+  return {level, near, settled(bilinear(u, v, levels, level.l1, address), levels, level.l1)};
+}
+
 struct ExactTaps {
   template <class A>
   TEXVLM_HD static LodTaps<A> at(A u, A v, A lod, const Levels& levels, Filter filter, Address address) {
-    return settled(lod_taps(u, v, lod, levels, filter, address), levels);
+    if (filter == Filter::trilinear) return settled_taps(u, v, level_lerp(lod, levels.count), levels, address);
+    const int nearest = nearest_level(lod, levels.count);
+    return settled_taps(u, v, LevelLerp<A>{nearest, nearest, A(0), A(0)}, levels, address);
   }
 };
 

@@ -49,7 +49,19 @@ struct FlowField {
         to_y[j] = static_cast<A>(y) + down[j * step];
       }
     } else {
-      for (int j = 0; j < n; ++j) source(b, y, x + j, to_y[j], to_x[j]);
+      EnlargedRun<A> taps;
+      taps.set(y, x, n, height, width, h, w);
+      for (int c = 0; c < 2; ++c) {
+        const A *TEXVLM_RESTRICT p = &flow.at(b, c, taps.y.i0, 0), *TEXVLM_RESTRICT q = &flow.at(b, c, taps.y.i1, 0);
+        A* TEXVLM_RESTRICT const to = c == 0 ? to_x : to_y;
+        const A by = scale(c);
+        for (int j = 0; j < n; ++j) {
+          const int64_t l = taps.i0[j] * flow.stride_x, r = taps.i1[j] * flow.stride_x;
+          const A to_there =
+              blend(Corners<A>{p[l], p[r], q[l], q[r]}, A(1) - taps.weight[j], taps.weight[j], taps.y.w0, taps.y.w1);
+          to[j] = static_cast<A>(static_cast<int>(c == 0 ? x + j : y)) + to_there * by;
+        }
+      }
     }
     for (int j = 0; j < n; ++j) found[j] = finite(to_y[j]) & finite(to_x[j]);
     if (occlusion.data)

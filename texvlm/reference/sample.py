@@ -89,6 +89,11 @@ def only_where(counts: Tensor, value: Tensor) -> Tensor:
     return torch.where(counts, value, value.detach())
 
 
+def some_inside(f: Tensor, inside: Sequence[Tensor]) -> Tensor:
+    """Return whether one of two texels, of weights 1 - f and f, has a weight other than 0 and is inside."""
+    return (inside[0] & (f != 1)) | (inside[1] & (f != 0))
+
+
 def bilinear_mix(fx: Tensor, fy: Tensor, texels: Sequence[Tensor], in_x: Sequence[Tensor], in_y: Sequence[Tensor]) -> Tensor:
     """Return the blend of the texels (x0, y0), (x1, y0), (x0, y1), (x1, y1), by the rule of `mix`.
 
@@ -99,7 +104,7 @@ def bilinear_mix(fx: Tensor, fy: Tensor, texels: Sequence[Tensor], in_x: Sequenc
         in_x: whether the first and the second column lie inside the picture.
         in_y: the same of the rows.
     """
-    some = (in_x[0] & (fx != 1)) | (in_x[1] & (fx != 0))  # a column that counts
+    some = some_inside(fx, in_x)
     top = mix(only_where((fy != 1) & in_y[0], fx), texels[0], texels[1], *in_x)
     bottom = mix(only_where((fy != 0) & in_y[1], fx), texels[2], texels[3], *in_x)
     return mix(fy, top, bottom, in_y[0] & some, in_y[1] & some)
@@ -147,30 +152,37 @@ class Sampler:
         at = (uv.detach() * self.size(level)).clamp(-COORDINATE_LIMIT, COORDINATE_LIMIT).floor().long()
         return self.fetch(level, at[..., 0], at[..., 1])
 
-    def bilinear(self, level: Tensor, uv: Tensor) -> Tensor:
-        """Return the bilinear blend of the four texels around `uv` in `level`, `[B, N, C]`."""
+    def around(self, level: Tensor, uv: Tensor) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, tuple[Tensor, Tensor]]]]:
+        """Return the texels before `uv`, int64 (x, y), and for x and y the weight of the next and whether both are inside."""
         at = (uv * self.size(level) - 0.5).clamp(-COORDINATE_LIMIT, COORDINATE_LIMIT)
         first = at.detach().floor()
-        fx, fy = (at - first)[..., None].unbind(2)
-        x, y = first.long().unbind(2)
-        axes = []
-        for i, size, f in ((x, self.width, fx), (y, self.height, fy)):
+        index, axes = first.long().unbind(2), []
+        for i, size, f in zip(index, (self.width, self.height), (at - first)[..., None].unbind(2), strict=True):
             (low, in_low), (high, in_high) = (address_index(i + k, size[level], self.address) for k in (0, 1))
             # Beyond the edge both texels of an axis are the same one: nothing depends on where between them.
             moves = (low != high) | (in_low != in_high)
             axes.append((only_where(moves[..., None], f), (in_low[..., None], in_high[..., None])))
-        (fx, in_x), (fy, in_y) = axes
-        around = [self.fetch(level, x + i, y + j) for j in (0, 1) for i in (0, 1)]
-        return bilinear_mix(fx, fy, around, in_x, in_y)
+        return index, axes
+
+    def inside(self, level: Tensor, uv: Tensor) -> Tensor:
+        """Return whether some texel of weight other than 0 lies inside the picture, `[B, N, 1]`."""
+        x, y = (some_inside(f, inside) for f, inside in self.around(level, uv.detach())[1])
+        return x & y
+
+    def bilinear(self, level: Tensor, uv: Tensor) -> Tensor:
+        """Return the bilinear blend of the four texels around `uv` in `level`, `[B, N, C]`."""
+        (x, y), ((fx, in_x), (fy, in_y)) = self.around(level, uv)
+        texels = [self.fetch(level, x + i, y + j) for j in (0, 1) for i in (0, 1)]
+        return bilinear_mix(fx, fy, texels, in_x, in_y)
 
     def trilinear(self, lod: Tensor, uv: Tensor) -> Tensor:
         """Return the blend of the bilinear values of the two levels around `lod`, `[B, N, C]`."""
         lod = lod.clamp(0, self.levels - 1)
         level = lod.detach().floor().long()
-        blend = (lod - level)[..., None]
-        blend = only_where((level < self.levels - 1)[..., None], blend)
-        coarser = self.bilinear((level + 1).clamp(max=self.levels - 1), only_where(blend != 0, uv))
-        return mix(blend, self.bilinear(level, uv), coarser)
+        blend = only_where((level < self.levels - 1)[..., None], (lod - level)[..., None])
+        next_level = (level + 1).clamp(max=self.levels - 1)
+        coarser = self.bilinear(next_level, only_where(blend != 0, uv))
+        return mix(blend, self.bilinear(level, uv), coarser, self.inside(level, uv), self.inside(next_level, uv))
 
 
 def smooth_or_mode(
