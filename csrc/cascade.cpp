@@ -1,12 +1,12 @@
-// Host code of the stem `cascade`: the exact best k of many scores, and the scores of cells.
+// Host code of the stem `cascade`: the exact best k of many scores, and compaction.
 #include "math/cascade.h"
 
 #include <ATen/ops/empty.h>
 
 #include "autograd.h"
+#include "check.h"
 #include "cuda/cascade.h"
 #include "launch.h"
-#include "queries.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -45,7 +45,7 @@ std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, Size size) {
     const int64_t bytes = SelectRow<T>::workspace_bytes(count, kept);
     const Tensor workspace = at::empty({batch, bytes}, at::TensorOptions().dtype(at::kByte));
     const SelectRow<T> row{view, pointer<char>(workspace), bytes};
-    host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) { host::each_row_any<0, host::kFast<T>>(row, begin, end); });
+    host::parallel(batch, 4 * count, [&](int64_t begin, int64_t end) { host::each_row_any<0, host::kBest<T>>(row, begin, end); });
   });
   return {values, indices};
 }
@@ -65,7 +65,7 @@ Tensor select_topk_backward(const Tensor& grad, const Tensor& indices, Size size
     using T = typename decltype(tag)::type;
     const ScatterTopK<T, 0> scatter{pointer<const T>(packed), pointer<const int64_t>(places), grad.size(1), count,
                                     pointer<T>(out)};
-    for_each_item<host::kFast<T>>(grad.device(), grad.size(0), grad.size(1), 4, scatter);
+    for_each_item<host::kBest<T>>(grad.device(), grad.size(0), grad.size(1), 4, scatter);
   });
   return out;
 }
@@ -90,62 +90,6 @@ std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
   return {indices, set};
 }
 
-constexpr int64_t kMaxCell = int64_t{1} << 20,
-                  kMaxSamples = 4096;  // sample counts then stay far inside 32 bits
-
-Tensor score_cells(const Tensor& data, const Tensor& cells, const TextureArgs& of, int64_t cell, int64_t samples,
-                   at::IntArrayRef channels, at::ArrayRef<double> weights) {
-  const char* op = "score_cells";
-  const auto [table, reducers] = check_texture(op, data, of);
-  const int64_t height = of.height, width = of.width;
-  check_shape(op, "cells", cells, "[B, n]", {-1, -1});
-  check_dtype(op, "cells", cells, at::kLong, "");
-  check_same_device(op, "cells", cells, data);
-  const int64_t batch = cells.size(0), count = cells.size(1);
-  TEXVLM_CHECK(data.size(0) == 1 || data.size(0) == batch, op, "data",
-               "of batch 1 or of the batch of cells (" + std::to_string(batch) + ")", "batch ", data.size(0));
-  TEXVLM_CHECK(cell >= 1 && cell <= kMaxCell, op, "cell", "from 1 to " + std::to_string(kMaxCell) + " pixels", cell);
-  TEXVLM_CHECK(samples >= 1 && samples <= kMaxSamples, op, "samples", "from 1 to " + std::to_string(kMaxSamples), samples);
-  TEXVLM_CHECK(channels.size() == kScoreChannels, op, "channels", "the 5 indices of red, green, blue, edge and saliency",
-               channels.size(), " of them");
-  TEXVLM_CHECK(weights.size() == 3, op, "weights", "the 3 of edge, entropy and saliency", weights.size(), " of them");
-  for (const int64_t c : channels)
-    TEXVLM_CHECK(c >= 0 && c < data.size(2), op, "channels", "from 0 to " + std::to_string(data.size(2) - 1), c);
-  Tensor out = new_tensor({batch, count}, acc_dtype(data.scalar_type()), data.device());
-  dispatch_texel(data.scalar_type(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using A = Acc<T>;
-    const double lod = std::log2(static_cast<double>(cell) / static_cast<double>(samples));
-    ScoreCells<T, 0> f{};
-    f.texture = texture_view<const T>(data, table);
-    f.cells = cells.const_data_ptr<int64_t>();
-    f.stride_b = cells.stride(0);
-    f.stride_n = cells.stride(1);
-    f.out = pointer<A>(out);
-    f.count = count;
-    f.rows = (height + cell - 1) / cell;
-    f.columns = (width + cell - 1) / cell;
-    f.cell = cell;
-    f.samples = samples;
-    for (int k = 0; k < kScoreChannels; ++k) {
-      f.channel[k] = channels[k];
-      f.nearest[k] = reducers.of(channels[k]) == Reducer::mode;
-      f.any_nearest = f.any_nearest || f.nearest[k];
-    }
-    for (int k = 0; k < 3; ++k) f.weight[k] = static_cast<A>(weights[k]);
-    f.level = level_lerp(static_cast<A>(lod), table.count);
-    f.nearest_level = nearest_level(static_cast<A>(lod), table.count);
-    // cell / samples = 2^l, and the level is exactly 2^l times smaller: sample j of cell c is then texel c *
-    // samples + j
-    const int64_t step = int64_t{1} << f.level.l0;
-    f.aligned = !f.any_nearest && samples * step == cell && height % step == 0 && width % step == 0;
-    const int64_t side = samples == 1 ? kSamplesAround : samples;
-    f.table = EntropyTable<A>::of(side * side);
-    for_each_item<host::kFast<T>>(data.device(), batch, count, side * side * kScoreChannels, f);
-  });
-  return out;
-}
-
 }  // namespace
 
 TEXVLM_OPS(ops) {
@@ -154,7 +98,6 @@ TEXVLM_OPS(ops) {
   ops.differentiable<select_topk_backward>(
       "select_topk_backward", GradientRule().by("aten::gather").given("dim", always(1)).given("index", same_as("indices")));
   ops.promotes("select_topk", {"scores"});
-  ops.op<score_cells>("score_cells");
   ops.op<compact>("compact");
 }
 

@@ -85,7 +85,7 @@ LevelFlow smoothed(const FlowFound& found, const FlowPass& pass, int64_t directi
   } else {  // all steps of a direction by one thread: they are short, and waiting for each other costs more
     host::parallel(directions, found.nodes() * 16, [&](int64_t begin, int64_t end) {
       for (int k = 0; k < pass.steps; ++k)
-        host::texel_rows_any<0, true>(step(k), nodes, int64_t{1}, begin * found.rows, end * found.rows);
+        host::texel_rows_any<0>(step(k), nodes, int64_t{1}, begin * found.rows, end * found.rows);
     });
   }
   const FlowSmooth<float, 0> last = step(pass.steps);
@@ -117,7 +117,7 @@ LevelFlow search_level(const Tensor& data, const Levels& levels, int level, cons
   }
   LevelFlow flow;
   for (int turn = 0; turn < pass.searches; ++turn) {
-    for_each_item<true>(device, directions, rows * columns, kPatch * kPatch * 16, search);
+    for_each_item<host::kBest<float>>(device, directions, rows * columns, kPatch * kPatch * 16, search);
     flow = smoothed(search.out, pass, directions, device);
     search.coarse = flow.grid;  // the next turn begins where this one ended
     search.coarse_y = over(1, rows * pass.stride), search.coarse_x = over(1, columns * pass.stride);

@@ -32,7 +32,7 @@ void emulate(const Tensor& out, const A&... args) {
   const int64_t count = out.size(1), channels = out.size(2);
   const F<T, 0> f{args...};
   host::parallel(out.size(0) * count, channels * 16,
-                 [&](int64_t begin, int64_t end) { host::query_range_any<0, true>(f, count, channels, begin, end); });
+                 [&](int64_t begin, int64_t end) { host::query_range_any<0>(f, count, channels, begin, end); });
 }
 
 #if defined(TEXVLM_WITH_CUDA)

@@ -85,10 +85,12 @@ TEXVLM_HD void query_range(const F& f, int64_t count, int64_t channels, int64_t 
   }
 }
 
-// The types whose loops are compiled per instruction set, and, of those, the one with constant channel counts. Each copy costs
-// compile time; double is there for checking gradients.
+// The best instruction set that the loops of a type are compiled for, and the type with constant channel counts. Each copy costs
+// compile time; double is there for checking gradients, and half types gain little from AVX-512.
 template <class T>
-constexpr bool kFast = !std::is_same_v<T, double>;
+constexpr Isa kBest = std::is_same_v<T, double>                                ? Isa::base
+                      : std::is_same_v<T, Half> || std::is_same_v<T, BFloat16> ? Isa::v3
+                                                                               : Isa::v4;
 template <class T>
 constexpr bool kConstantChannels = std::is_same_v<T, float>;
 
@@ -104,20 +106,22 @@ constexpr bool kConstantChannels = std::is_same_v<T, float>;
   __attribute__((target("arch=x86-64-v3"))) void name##_v3(const A&... a) {                         \
     name<C>(a...);                                                                                  \
   }                                                                                                 \
-  template <int C, bool Fast = true, class... A>                                                    \
+  template <int C, Isa Best = Isa::v4, class... A>                                                  \
   void name##_any(const A&... a) {                                                                  \
-    if constexpr (Fast) {                                                                           \
+    if constexpr (Best == Isa::v4) {                                                                \
       if (isa() == Isa::v4) return name##_v4<C>(a...);                                              \
-      if (C != 0 || isa() == Isa::v3) return name##_v3<C>(a...); /* see with_channels */            \
     }                                                                                               \
-    if constexpr (C == 0 || !Fast) name<C>(a...);                                                   \
+    if constexpr (Best != Isa::base) {                                                              \
+      if (C != 0 || isa() != Isa::base) return name##_v3<C>(a...); /* see with_channels */          \
+    }                                                                                               \
+    if constexpr (C == 0 || Best == Isa::base) name<C>(a...);                                       \
   }
 #else
 #define TEXVLM_DISPATCHES_ISA 0
-#define TEXVLM_ISA_DISPATCH(name)                \
-  template <int C, bool Fast = true, class... A> \
-  void name##_any(const A&... a) {               \
-    name<C>(a...);                               \
+#define TEXVLM_ISA_DISPATCH(name)                  \
+  template <int C, Isa Best = Isa::v4, class... A> \
+  void name##_any(const A&... a) {                 \
+    name<C>(a...);                                 \
   }
 #endif
 TEXVLM_ISA_DISPATCH(texel_rows)
@@ -168,7 +172,7 @@ void for_each_row_on_host(const Rect& r, int64_t channels, const A&... args) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
     host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * channels,
-                   [&](int64_t begin, int64_t end) { host::texel_rows_any<C, host::kFast<T>>(f, r, channels, begin, end); });
+                   [&](int64_t begin, int64_t end) { host::texel_rows_any<C, host::kBest<T>>(f, r, channels, begin, end); });
   });
 }
 
@@ -190,11 +194,11 @@ void for_each_pixel(c10::Device device, const Rect& r, const Work& work, const A
     return cuda::launch_texels(f, r.batch, r.y0, r.y1, r.x0, r.x1, channels, current_stream(device));
   }
   host::parallel(r.batch * (r.y1 - r.y0), (r.x1 - r.x0) * work.cost,
-                 [&](int64_t begin, int64_t end) { host::texel_rows_any<0, host::kFast<T>>(f, r, channels, begin, end); });
+                 [&](int64_t begin, int64_t end) { host::texel_rows_any<0, host::kBest<T>>(f, r, channels, begin, end); });
 }
 
 // f over `count` items of each of `batch` pictures, each standing for about `cost` values: a column, a row, a cell, a score.
-template <bool Fast, class F>
+template <host::Isa Best, class F>
 void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const F& f) {
   if (batch <= 0 || count <= 0) return;
   if (on_cuda(device)) {
@@ -202,11 +206,11 @@ void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cos
     return cuda::launch_queries(f, batch, count, int64_t{1}, current_stream(device));
   }
   host::parallel(batch * count, cost,
-                 [&](int64_t begin, int64_t end) { host::query_range_any<0, Fast>(f, count, int64_t{1}, begin, end); });
+                 [&](int64_t begin, int64_t end) { host::query_range_any<0, Best>(f, count, int64_t{1}, begin, end); });
 }
 template <template <class, int> class F, class T, class... A>
 void for_each_item(c10::Device device, int64_t batch, int64_t count, int64_t cost, const A&... args) {
-  for_each_item<host::kFast<T>>(device, batch, count, cost, F<T, 0>{args...});
+  for_each_item<host::kBest<T>>(device, batch, count, cost, F<T, 0>{args...});
 }
 
 // f over `count` queries (or groups of them) of each of `batch` pictures, each standing for about `cost` values, on the host.
@@ -218,7 +222,7 @@ void for_each_query_on_host(int64_t batch, int64_t count, int64_t cost, int64_t 
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
     const auto body = [&](int64_t begin, int64_t end) {
-      host::query_range_any<C, host::kFast<T>>(f, count, channels, begin, end);
+      host::query_range_any<C, host::kBest<T>>(f, count, channels, begin, end);
     };
     serial ? body(0, batch * count) : host::parallel(batch * count, cost, body);
   });

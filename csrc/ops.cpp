@@ -135,14 +135,26 @@ TORCH_LIBRARY(texvlm, m) {
       "-> (Tensor grad_image, Tensor grad_previous, Tensor grad_fixation, Tensor[] grad_given)",
       compliant);
 
+  // features: cells int64 [B, n], row-major in the grid of ceil(H / cell) x ceil(W / cell); terms mean, max, min, variance, rms,
+  // cosine (with query [B or 1, D]), entropy, residual; channels: the first channel of each in data; lights: red, green, blue,
+  // for the last two -> [B, n, terms]
+  m.def("cell_features(Tensor data, Tensor cells, " TEXVLM_TEXTURE
+        ", int cell, int samples, str[] terms, int[] channels, Tensor? query=None, int[] lights=[0, 1, 2]) -> Tensor",
+        compliant);
+  m.def("cell_features_backward(Tensor grad, Tensor data, Tensor cells, " TEXVLM_TEXTURE
+        ", int cell, int samples, str[] terms, int[] channels, Tensor? query, int[] lights, *, bool[2] mask) "
+        "-> (Tensor grad_data, Tensor grad_query)",
+        compliant);
+
+  // quadtree: values [B, nodes] of the nodes over rows x columns cells, the cells first, level by level ceil(rows / 2^l) x
+  // ceil(columns / 2^l) -> taken bool [B, nodes]: k disjoint nodes; bound [B] of the value of any k; price [B] of a token
+  m.def(
+      "quadtree_cut(Tensor values, SymInt rows, SymInt columns, int levels, int k) -> (Tensor taken, Tensor bound, Tensor price)",
+      compliant);
+
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
   m.def("select_topk(Tensor scores, SymInt k) -> (Tensor values, Tensor indices)", compliant);
   m.def("select_topk_backward(Tensor grad, Tensor indices, SymInt count) -> Tensor", compliant);
-  // cells int64 [B, n] (row-major in the grid of ceil(H / cell) x ceil(W / cell)); channels: red, green, blue, edge, saliency in
-  // data; weights: edge, entropy, saliency -> [B, n]
-  m.def("score_cells(Tensor data, Tensor cells, " TEXVLM_TEXTURE
-        ", int cell, int samples, int[] channels, float[] weights) -> Tensor",
-        compliant);
   // mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond; int64 counts [B]
   m.def("compact(Tensor mask) -> (Tensor, Tensor)", compliant);
 }

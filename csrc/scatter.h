@@ -49,7 +49,7 @@ TEXVLM_HD void band_list(const F& f, const int32_t* ids, int64_t many, int64_t p
 TEXVLM_ISA_DISPATCH(band_list)
 
 // f.list of all bands. `target`: the gradient of the texels [pictures, T, channels], uninitialised if they are filled.
-template <int C, bool Fast, class F, class A>
+template <int C, Isa Best, class F, class A>
 void run_bands(const F& f, const BandLists& lists, const Levels& levels, int64_t channels, A* target) {
   std::atomic<int64_t> next{0};  // which thread takes a band does not matter
   at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
@@ -57,7 +57,7 @@ void run_bands(const F& f, const BandLists& lists, const Levels& levels, int64_t
       const int32_t* const ids = lists.ids.get() + lists.first[k];
       const int64_t many = lists.first[k + 1] - lists.first[k];
       if (lists.table.total == 0) {
-        band_list_any<C, Fast>(f, ids, many, 0, everywhere());
+        band_list_any<C, Best>(f, ids, many, 0, everywhere());
         continue;
       }
       const int64_t picture = k / lists.table.total;
@@ -65,7 +65,7 @@ void run_bands(const F& f, const BandLists& lists, const Levels& levels, int64_t
       const int64_t row = levels.width[band.level] * channels;
       A* const rows = target + (picture * levels.texels + levels.offset[band.level]) * channels;
       if (lists.fill) std::memset(rows + band.y0 * row, 0, (band.y1 - band.y0) * row * sizeof(A));
-      if (many) band_list_any<C, Fast>(f, ids, many, picture, band);
+      if (many) band_list_any<C, Best>(f, ids, many, picture, band);
     }
   });
 }
@@ -75,7 +75,7 @@ template <template <class, int> class F, class T, class... A>
 void scatter_by_bands(const BandLists& lists, const Levels& levels, int64_t channels, Acc<T>* target, const A&... args) {
   with_channels<T>(channels, [&](auto constant) {
     constexpr int C = decltype(constant)::value;
-    run_bands<C, kFast<T>>(F<T, C>{args...}, lists, levels, channels, target);
+    run_bands<C, kBest<T>>(F<T, C>{args...}, lists, levels, channels, target);
   });
 }
 

@@ -131,7 +131,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   const Tensor weights = new_tensor({batch, 3}, at::kLong, device);
   const Weights usual{place_weight(cells, kCompactness, count), place_weight(cells, kMergeCompactness, wanted),
                       kBorderCost * kLabUnits * kLabUnits};
-  for_each_row_reduced<true>(
+  for_each_row_reduced<host::kBest<float>>(
       device, batch, count, 8,
       PictureWeights<int64_t, 0>{cells, pointer<const int64_t>(r.model), usual, pointer<Weights>(weights)});
   for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {

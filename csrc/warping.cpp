@@ -61,7 +61,7 @@ Tensor scatter_planes(const FlowField<A>& field, const ImageView<const T>& grad,
   const WarpRows<A> find{field, rows.get()};
   if (banded)
     host::parallel(batch * runs, 8 * kRun, [&](int64_t begin, int64_t end) {
-      host::query_range_any<0, host::kFast<T>>(find, runs, int64_t{1}, begin, end);
+      host::query_range_any<0, host::kBest<T>>(find, runs, int64_t{1}, begin, end);
     });
   const auto bands_of = [&](const BandTable& bands, int64_t begin, int64_t end, int32_t* to) {
     for (int64_t q = begin; q < end; ++q, to += 2) {
@@ -72,7 +72,7 @@ Tensor scatter_planes(const FlowField<A>& field, const ImageView<const T>& grad,
   };
   const auto lists =
       banded ? host::list_by_bands(level, batch * channels, queries, sizeof(A), 1, bands_of) : host::one_list(queries);
-  host::run_bands<0, host::kFast<T>>(WarpAdjoint<T, 0>{field, grad, pointer<A>(out), channels}, lists, level, 1, pointer<A>(out));
+  host::run_bands<0, host::kBest<T>>(WarpAdjoint<T, 0>{field, grad, pointer<A>(out), channels}, lists, level, 1, pointer<A>(out));
   return out;
 }
 

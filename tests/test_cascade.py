@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import texvlm
 from texvlm import reference
-from texvlm.cascade import BUILT_PATHS, PATHS, SCORE_CHANNELS, SCORE_WEIGHTS, kept_cells
+from texvlm.cascade import SCORE_CHANNELS, SCORERS, TERM_NAMES, kept_cells
 from texvlm.reference.channels import CHANNEL_REDUCERS
 
 INDICES = (0, 1, 2, 3, 8)  # SCORE_CHANNELS in the channel table
@@ -39,9 +39,12 @@ def flat(value: dict[str, float], height: int, width: int) -> texvlm.Texture:
 
 
 def score(texture: texvlm.Texture, cells: list[int], cell: int, samples: int, weights: list[float]) -> torch.Tensor:
+    """By weights of edge energy, entropy and mean saliency."""
     ids = torch.tensor([cells]).expand(texture.data.shape[0], -1)
-    shape = texture.height, texture.width, list(texture.reducer), texture.levels
-    return torch.ops.texvlm.score_cells(texture.data, ids, *shape, cell, samples, [0, 1, 2, 3, 4], weights)
+    terms = {term: weight for term, weight in zip(SCORERS["salience"], weights) if weight}
+    return texvlm.cell_features(texture, ids, list(terms), cell, samples) @ torch.tensor(
+        list(terms.values()), dtype=torch.float32
+    )
 
 
 def textured(height: int, width: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
@@ -430,16 +433,10 @@ def test_a_texture_that_needs_gradients_is_read_without() -> None:
     assert not selection.score.requires_grad
 
 
-@pytest.mark.parametrize("path", [p for p in PATHS if p not in BUILT_PATHS])
-def test_later_paths_say_so(path: str) -> None:
-    with pytest.raises(NotImplementedError, match="it has salience"):
-        texvlm.select(torch.rand(3, 32, 32), path=path)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"path": "magic"}, ValueError, "path must be one of salience, query.*predictive, got 'magic'"),
+        ({"path": "magic"}, ValueError, "path must be one of salience, query.*multiscale, got 'magic'"),
         ({"k": -1}, ValueError, "k must be at least 0, got -1"),
         ({"k": 2.0}, TypeError, "k must be an integer, got 2.0"),
         ({"k": True}, TypeError, "k must be an integer"),
@@ -450,7 +447,7 @@ def test_later_paths_say_so(path: str) -> None:
         (
             {"weights": {"colour": 1.0}},
             ValueError,
-            "weights must be among edge, entropy, saliency, got colour",
+            "weights must be of edge, entropy, .*, got 'colour'",
         ),
         ({"query": "a cat"}, ValueError, "takes no query"),
     ],
@@ -463,10 +460,9 @@ def test_bad_arguments(arguments: dict, error: type[Exception], message: str) ->
 def test_the_names_and_defaults_are_those_of_the_reference() -> None:
     from texvlm.reference import cascade
 
-    assert SCORE_WEIGHTS == cascade.SCORE_WEIGHTS
-    assert texvlm.cascade.STAGE_KEPT == cascade.STAGE_KEPT
-    assert texvlm.cascade.STAGE_SAMPLES == cascade.STAGE_SAMPLES
-    assert texvlm.cascade.STAGE_CELLS == cascade.STAGE_CELLS
+    assert {TERM_NAMES.get(n, f"mean:{n}"): w for n, w in cascade.SCORE_WEIGHTS.items()} == SCORERS["salience"]
+    assert texvlm.cascade.SCHEDULES == cascade.SCHEDULES
+    assert (texvlm.cascade.STAGE_CELLS, texvlm.cascade.AUTO_CELLS) == (cascade.STAGE_CELLS, cascade.AUTO_CELLS)
 
 
 # ---- on every device ----

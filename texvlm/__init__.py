@@ -11,10 +11,11 @@ from pathlib import Path as _Path
 from texvlm import _ext as _ext
 from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
-from texvlm.cascade import Selection, compact, select, topk
+from texvlm.cascade import CascadeConfig, compact, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels, contrast_edges, edges
 from texvlm.distance import distance_transform
 from texvlm.embedding import ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
+from texvlm.features import cell_features
 from texvlm.flow import optical_flow
 from texvlm.footprint import sample_grad
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
@@ -24,8 +25,10 @@ from texvlm.laplacian import laplacian_decompose, laplacian_reconstruct
 from texvlm.patches import extract_patches
 from texvlm.pca import PCA
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
+from texvlm.quadtree import QuadtreeCut, quadtree_cut
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
+from texvlm.selection import Selection, Tokens
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
 from texvlm.texture import Texture
@@ -38,6 +41,7 @@ __all__ = [
     "CHANNELS",
     "MINIMAL",
     "PCA",
+    "CascadeConfig",
     "Channel",
     "ClipEmbedding",
     "DigitsEmbedding",
@@ -45,13 +49,16 @@ __all__ = [
     "EmbeddingProvider",
     "FoveaLayout",
     "FoveatedTokens",
+    "QuadtreeCut",
     "Selection",
     "Texture",
+    "Tokens",
     "attention_map",
     "boundaries",
     "build_channels",
     "build_info",
     "cached_bytes",
+    "cell_features",
     "cmake_prefix_path",
     "compact",
     "contrast_edges",
@@ -70,6 +77,7 @@ __all__ = [
     "level_count",
     "motion",
     "optical_flow",
+    "quadtree_cut",
     "relevance",
     "saliency",
     "sample_foveated",

@@ -296,7 +296,6 @@ TEXVLM_TOPK(double);
 TEXVLM_TOPK(Half);
 TEXVLM_TOPK(BFloat16);
 
-TEXVLM_FOR_TEXEL_TYPES(TEXVLM_QUERIES, ScoreCells);
 TEXVLM_FOR_TEXEL_TYPES(TEXVLM_QUERIES, ScatterTopK);
 
 }  // namespace texvlm::cuda

@@ -34,9 +34,12 @@ TEXVLM_HD void copy_nearest(const TextureView<const T>& texture, const Reducers&
 // The four texels around a place in each of its two levels, weighted exactly; settled. The second level's where it counts.
 template <class A>
 TEXVLM_HD LodTaps<A> settled_taps(A u, A v, const LevelLerp<A>& level, const Levels& levels, Address address) {
-  const Bilinear<A> near = settled(bilinear(u, v, levels, level.l0, address), levels, level.l0);
-  if (level.t == A(0)) return {level, near, near};
-  return {level, near, settled(bilinear(u, v, levels, level.l1, address), levels, level.l1)};
+  const auto taps = [&](int l) {
+    return joined(settled(axis_lerp(u, static_cast<int>(levels.width[l]), address)),
+                  settled(axis_lerp(v, static_cast<int>(levels.height[l]), address)), levels, l);
+  };
+  const Bilinear<A> near = taps(level.l0);
+  return {level, near, level.t == A(0) ? near : taps(level.l1)};
 }
 
 struct ExactTaps {

@@ -1,10 +1,6 @@
 import torch
 
-import texvlm
 from cases import Bad, Case, rand
-
-REDUCERS = ["mean", "mean", "mean", "max", "mean"]
-WEIGHTS = [1.0, 0.5, 1.0]
 
 
 def scores(n, k, batch=2):
@@ -23,21 +19,6 @@ def special(dtype, g):
 
 def strided(dtype, g):
     return rand(g, 30, 2, dtype=dtype).t()[:, ::2], 7
-
-
-def cells_of(h, w, cell, samples, *, batch=2, shared=False, reducer=None, channels=5):
-    def make(dtype, g):
-        levels = texvlm.level_count(h, w)
-        names = reducer or REDUCERS
-        picture = rand(g, 1 if shared else batch, channels, h, w, dtype=dtype)
-        if "mode" in names:
-            picture = (picture * 8).round() / 8
-        data = torch.ops.texvlm.generate_mipmaps(picture, names, levels)
-        total = -(-h // cell) * -(-w // cell)
-        cells = torch.randint(total, (batch, min(total, 9)), generator=g)
-        return data, cells, h, w, names, levels, cell, samples, [0, 1, 2, 3, channels - 1], WEIGHTS
-
-    return make
 
 
 def reference_backward(grad, indices, count):
@@ -88,61 +69,9 @@ CASES = [
     Case("compact", "empty-batch", mask_of(7, batch=0), exact=True, dtypes=ONE),
     Case("compact", "empty-row", mask_of(0), exact=True, dtypes=ONE),
     Case("select_topk_backward", "4-to-9", backward, grads=(0,), reference=reference_backward, exact=True),
-    *(
-        Case(
-            "score_cells",
-            f"{h}x{w}-cell-{cell}-samples-{s}",
-            cells_of(h, w, cell, s),
-            atol=1e-5,
-            inductor=(s, cell) == (4, 8),
-        )
-        for h, w, cell, s in [
-            (32, 32, 8, 1),
-            (32, 32, 8, 4),
-            (32, 32, 8, 8),
-            (32, 48, 16, 16),  # 256 samples
-            (37, 29, 8, 1),
-            (37, 29, 8, 4),
-            (37, 29, 8, 8),
-            (60, 50, 28, 1),
-            (60, 50, 28, 4),
-            (60, 50, 28, 28),
-            (33, 64, 5, 3),
-            (7, 9, 1, 1),
-            (6, 5, 20, 20),
-            (1, 1, 16, 4),
-            (1, 50, 16, 1),
-        ]
-    ),
-    Case("score_cells", "40-channels", cells_of(16, 16, 4, 4, channels=40, reducer=["mean"]), atol=1e-5),
-    Case("score_cells", "shared-texture", cells_of(16, 24, 4, 2, shared=True), atol=1e-5),
-    Case(
-        "score_cells",
-        "mode",
-        cells_of(24, 20, 8, 4, reducer=["mean", "mode", "mean", "mode", "max"]),
-        atol=1e-5,
-    ),
-    Case("score_cells", "empty-batch", cells_of(8, 8, 4, 1, batch=0)),
 ]
 
-data = torch.zeros(1, 21, 5)
 cells = torch.zeros(1, 2, dtype=torch.int64)
-
-
-def bad_score(**changes):
-    named = {
-        "data": data,
-        "cells": cells,
-        "h": 4,
-        "w": 4,
-        "reducer": ["mean"],
-        "levels": 3,
-        "cell": 2,
-        "samples": 1,
-    }
-    named |= {"channels": [0, 1, 2, 3, 4], "weights": WEIGHTS} | changes
-    return lambda: tuple(named.values())
-
 
 BAD = [
     Bad("compact", "rank", lambda: (torch.ones(4, dtype=torch.bool),), r"mask must be \[B, N\].*got \[4\]"),
@@ -162,19 +91,4 @@ BAD = [
         r"indices must be \[B, k\] = \[1, 4\]",
     ),
     Bad("select_topk_backward", "count", lambda: (torch.rand(1, 2), cells, 1), "count must be at least k = 2"),
-    Bad("score_cells", "cells-dtype", bad_score(cells=cells.int()), "cells must be Long"),
-    Bad("score_cells", "cells-rank", bad_score(cells=cells[0]), r"cells must be \[B, n\]"),
-    Bad(
-        "score_cells",
-        "batch",
-        bad_score(data=data.expand(2, -1, -1).contiguous()),
-        "data must be of batch 1 or of the batch of cells",
-    ),
-    Bad("score_cells", "cell", bad_score(cell=0), "cell must be from 1"),
-    Bad("score_cells", "samples", bad_score(samples=0), "samples must be from 1"),
-    Bad("score_cells", "huge-samples", bad_score(samples=2**40), "samples must be from 1"),
-    Bad("score_cells", "channels", bad_score(channels=[0, 1, 2, 3, 5]), "channels must be from 0 to 4, got 5"),
-    Bad("score_cells", "few-channels", bad_score(channels=[0]), "channels must be the 5 indices"),
-    Bad("score_cells", "weights", bad_score(weights=[1.0]), "weights must be the 3"),
-    Bad("score_cells", "T", bad_score(levels=2), r"data must be \[B, T, C\]"),
 ]

@@ -100,8 +100,9 @@ void call_the_rest() {
                                  48,
                                  texvlm::level_count(40, 48),
                                  {"mean", "mean", "mean", "max", "mean"}};
-  expect(texvlm::score_cells(channels, torch::arange(9).view({1, 9}), 16, 1, {0, 1, 2, 3, 4}, {1.0, 1.0, 1.0}).size(1) == 9,
-         "score_cells");
+  expect(texvlm::cell_features(channels, torch::arange(9).view({1, 9}), 16, 1, {"rms", "entropy"}, {3, 0}).size(2) == 2,
+         "cell_features");
+  expect(std::get<0>(texvlm::quadtree_cut(torch::rand({1, 21}), 4, 4, 3, 5)).sum().item<int64_t>() == 5, "quadtree_cut");
 }
 
 }  // namespace

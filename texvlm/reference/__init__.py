@@ -5,10 +5,11 @@ are torch's own autograd. All functions work in float64 and float32 on any devic
 float32 and rounded where they are stored.
 """
 
-from .cascade import Selection, compact, score_cells, select, select_topk
+from .cascade import Selection, compact, select, select_topk
 from .channels import build_channels
 from .distance import distance_transform
 from .embedding import principal_axes, project, relevance
+from .features import cell_features
 from .flow import optical_flow
 from .footprint import sample_grad
 from .fovea import fovea_tokens
@@ -18,6 +19,7 @@ from .history import enlarge, gaussian_splat
 from .laplacian import laplacian_decompose, laplacian_reconstruct
 from .patches import extract_patches
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
+from .quadtree import quadtree_cut
 from .salience import saliency
 from .sample import sample_lod
 from .superpixel import boundaries, superpixel_channels, superpixels
@@ -28,6 +30,7 @@ __all__ = [
     "Selection",
     "boundaries",
     "build_channels",
+    "cell_features",
     "compact",
     "distance_transform",
     "enlarge",
@@ -44,13 +47,13 @@ __all__ = [
     "optical_flow",
     "principal_axes",
     "project",
+    "quadtree_cut",
     "relevance",
     "saliency",
     "sample_grad",
     "sample_grad_hardware",
     "sample_lod",
     "sample_lod_hardware",
-    "score_cells",
     "select",
     "select_topk",
     "superpixel_channels",

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .channels import CHANNEL_REDUCERS, build_channels
-from .pyramid import compute_dtype, level_count
-from .salience import LUMA_WEIGHTS, sqrt0
-from .sample import sample_lod
-
-ENTROPY_BINS = 16
-"""Bins of the histogram of luma over [0, 1]."""
+from .features import cell_features
+from .pyramid import level_count
 
 STAGE_CELLS = 4096
 """The grid (64 x 64) that the kept numbers are stated for; they scale with the number of cells."""
 
-STAGE_KEPT = (2000, 500)
-"""Cells kept after the first and the second stage of a grid of STAGE_CELLS."""
+SCHEDULES = {1: (), 3: ((1, 2000), (4, 500)), 5: ((1, 3000), (2, 2000), (4, 1000), (8, 500))}
+"""By the number of stages: samples along a cell's side in those before the last, and the cells they keep of a grid of STAGE_CELLS."""
 
-STAGE_SAMPLES = (1, 4)
-"""Samples along a cell's side in the first and the second stage; the third takes one per pixel."""
+AUTO_CELLS = 1024
+"""From this many cells on three stages are taken, else one."""
 
 SCORE_WEIGHTS = {"edge": 1.0, "entropy": 0.5, "saliency": 1.0}
 """Default weights of the score's terms."""
 
 SCORE_CHANNELS = (0, 1, 2, 3, 8)
 """The channels a score reads: red, green, blue, edge, saliency."""
+
+SCORE_TERMS = {"edge": ("rms", 3), "entropy": ("entropy", 0), "saliency": ("mean", 4)}
+"""What a weight weighs: a term, and its first channel among SCORE_CHANNELS."""
 
 
 class Selection(NamedTuple):
@@ -71,91 +69,15 @@ def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(first.values.bool(), first.indices, -1), mask.sum(1)
 
 
-def _centres(cells: Tensor, columns: int, cell: int, steps: Tensor) -> Tensor:
-    """Return pixels `[B, n, S * S, 2]`: `steps[S]` in cells from the corner, down and across, row-major."""
-    corner = torch.stack([cells % columns, cells.div(columns, rounding_mode="floor")], dim=-1)
-    offset = torch.stack([steps.repeat(len(steps)), steps.repeat_interleave(len(steps))], dim=-1)
-    return (corner[:, :, None] + offset) * cell
-
-
-def entropy(light: Tensor) -> Tensor:
-    """Return the Shannon entropy, in [0, 1], of the histogram of `light[..., S]`.
-
-    It is divided by its largest possible value, log2(min(ENTROPY_BINS, S)). A single sample has
-    entropy 0. No gradient.
-    """
-    samples = light.shape[-1]
-    if samples == 1:
-        return torch.zeros_like(light[..., 0])
-    bins = (light.detach() * ENTROPY_BINS).nan_to_num().floor().clamp(0, ENTROPY_BINS - 1)
-    result = torch.zeros_like(light[..., 0])
-    for value in range(ENTROPY_BINS):
-        share = (bins == value).sum(-1).to(light.dtype) / samples
-        result = result - torch.where(share > 0, share * torch.where(share > 0, share, 1).log2(), 0)
-    return result / math.log2(min(ENTROPY_BINS, samples))
-
-
-def score_cells(
-    data: Tensor,
-    cells: Tensor,
-    height: int,
-    width: int,
-    reducer: Sequence[str],
-    levels: int,
-    cell: int,
-    samples: int,
-    channels: Sequence[int],
-    weights: Sequence[float],
-) -> Tensor:
-    """Score cells of the picture's grid by edge, entropy and saliency.
-
-    Args:
-        data: `[Bt, T, C]` texels; Bt is B or 1.
-        cells: int64 `[B, n]`, row-major in the grid of ceil(H / cell) x ceil(W / cell).
-        height: of level 0.
-        width: of level 0.
-        reducer: the texture's.
-        levels: the texture's.
-        cell: the side of a cell in pixels.
-        samples: s, samples along the side.
-        channels: where red, green, blue, edge and saliency are in `data`.
-        weights: of edge, entropy and saliency.
-
-    Returns:
-        `[B, n]` in float32 (float64 for double). Differentiable in `data` through edge and saliency.
-
-    Convention: sample (i, j) of cell (cy, cx) at pixel ((cx + (j + 0.5)/s) * cell, (cy + (i + 0.5)/s) *
-    cell), trilinear with clamp at LOD log2(cell/s). Score: w0 * sqrt(mean(edge^2)) + w1 * entropy + w2 *
-    mean(saliency). For s = 1 the entropy, and only it, is over the centres of the 3 x 3 cells around.
-    """
-    red, green, blue, edge, saliency = channels
-    dtype = compute_dtype(data.dtype)
-    columns = -(-width // cell)
-    size = torch.tensor([width, height], dtype=dtype, device=data.device)
-    lod = math.log2(cell / samples)
-
-    def read(steps: Tensor, wanted: list[int]) -> Tensor:
-        uv = (_centres(cells, columns, cell, steps) / size).flatten(1, 2)
-        names = [list(reducer)[c if len(reducer) > 1 else 0] for c in wanted]
-        value = sample_lod(data[..., wanted].to(dtype), uv, lod, height, width, names, levels)
-        return value.reshape(*cells.shape, len(steps) ** 2, len(wanted))
-
-    own = (torch.arange(samples, dtype=dtype, device=data.device) + 0.5) / samples
-    around = torch.tensor([-0.5, 0.5, 1.5], dtype=dtype, device=data.device) if samples == 1 else own
-    rgb = read(around, [red, green, blue])
-    light = LUMA_WEIGHTS[0] * rgb[..., 0] + LUMA_WEIGHTS[1] * rgb[..., 1] + LUMA_WEIGHTS[2] * rgb[..., 2]
-    strength, stands_out = read(own, [edge, saliency]).unbind(-1)
-    score = weights[0] * sqrt0((strength * strength).mean(-1)) + weights[1] * entropy(light)
-    return score + weights[2] * stands_out.mean(-1)
-
-
-def kept_cells(k: int, total: int) -> tuple[int, int, int]:
+def kept_cells(k: int, total: int, schedule: int = 3) -> tuple[int, ...]:
     """Return how many of `total` cells each stage keeps; halves are rounded up."""
-    first, second = ((2 * kept * total + STAGE_CELLS) // (2 * STAGE_CELLS) for kept in STAGE_KEPT)
-    return min(max(k, first), total), min(max(k, second), total), min(k, total)
+    kept = [(2 * n * total + STAGE_CELLS) // (2 * STAGE_CELLS) for _, n in SCHEDULES[schedule]]
+    return (*(min(max(k, n), total) for n in kept), min(k, total))
 
 
-def select(image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, float] | None = None) -> Selection:
+def select(
+    image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, float] | None = None, schedule: int | None = None
+) -> Selection:
     """Select the cells of a picture that deserve to be seen sharply (the salience path).
 
     Args:
@@ -163,6 +85,7 @@ def select(image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, fl
         k: the budget, at least 0.
         cell: the side of a cell in pixels.
         weights: overrides of SCORE_WEIGHTS by name.
+        schedule: how many stages; by default 3 from AUTO_CELLS cells on, else 1.
 
     Returns:
         A `Selection` by the scores of the last stage. Hard: without gradient in the indices; the scores carry
@@ -179,9 +102,13 @@ def select(image: Tensor, k: int = 273, cell: int = 16, weights: Mapping[str, fl
     reducer = [CHANNEL_REDUCERS[channel] for channel in SCORE_CHANNELS]
     grid = (-(-height // cell), -(-width // cell))
     cells = torch.arange(grid[0] * grid[1], device=image.device).expand(batch, -1)
-    for kept, samples in zip(kept_cells(k, grid[0] * grid[1]), (*STAGE_SAMPLES, cell)):
+    total = grid[0] * grid[1]
+    schedule = schedule or (3 if total >= AUTO_CELLS else 1)
+    for kept, samples in zip(kept_cells(k, total, schedule), (*(min(n, cell) for n, _ in SCHEDULES[schedule]), cell)):
         cells = cells.sort(dim=1).values  # ties then go to the lowest cell
-        score = score_cells(data, cells, height, width, reducer, levels, cell, samples, range(5), scale)
+        terms, channels = zip(*SCORE_TERMS.values())
+        features = cell_features(data, cells, height, width, reducer, levels, cell, samples, terms, channels)
+        score = (features * features.new_tensor(scale)).sum(-1)
         score, best = select_topk(score, kept)
         cells = cells.gather(1, best)
     count = cells.shape[1]

@@ -276,14 +276,26 @@ inline std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
   return op.call(mask);
 }
 
-// Scores [B, n] of cells int64 [B, n] of `cell` pixels, from samples x samples places each; channels: where red, green, blue,
-// edge and saliency are in the texture; weights: of edge energy, entropy and saliency.
-inline Tensor score_cells(const Texture& t, const Tensor& cells, int64_t cell, int64_t samples, at::IntArrayRef channels,
-                          at::ArrayRef<double> weights) {
+// Features [B, n, terms] of cells int64 [B, n] of `cell` pixels, from samples x samples places each. terms: mean, max, min,
+// variance, rms, cosine (with query [B or 1, D]), entropy, residual; channels: the first channel of each; lights: red, green,
+// blue, for the last two. Differentiable.
+inline Tensor cell_features(const Texture& t, const Tensor& cells, int64_t cell, int64_t samples,
+                            const std::vector<std::string>& terms, at::IntArrayRef channels,
+                            const std::optional<Tensor>& query = std::nullopt, at::IntArrayRef lights = {0, 1, 2}) {
   using Signature = Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, int64_t,
-                           int64_t, at::IntArrayRef, at::ArrayRef<double>);
-  static const auto op = detail::op<Signature>("texvlm::score_cells");
-  return op.call(t.data, cells, t.height, t.width, detail::names(t.reducer), t.levels, cell, samples, channels, weights);
+                           int64_t, c10::List<std::string>, at::IntArrayRef, const std::optional<Tensor>&, at::IntArrayRef);
+  static const auto op = detail::op<Signature>("texvlm::cell_features");
+  return op.call(t.data, cells, t.height, t.width, detail::names(t.reducer), t.levels, cell, samples, detail::names(terms),
+                 channels, query, lights);
+}
+
+// The best k disjoint nodes of a quadtree over rows x columns cells, values [B, nodes] -> taken bool [B, nodes], bound [B],
+// price [B].
+inline std::tuple<Tensor, Tensor, Tensor> quadtree_cut(const Tensor& values, int64_t rows, int64_t columns, int64_t levels,
+                                                       int64_t k) {
+  using Signature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, c10::SymInt, c10::SymInt, int64_t, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::quadtree_cut");
+  return op.call(values, rows, columns, levels, k);
 }
 
 }  // namespace texvlm
