@@ -3,60 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from texvlm._ext import acc_dtype
+from texvlm.embedding import relevance
+from texvlm.features import cell_features
+from texvlm.laplacian import laplacian_decompose
 from texvlm.quadtree import tree_shapes
+from texvlm.reading import text_values
+from texvlm.texture import Texture
 
-if TYPE_CHECKING:
-    from texvlm.texture import Texture
+GAINS = {"detail": 1.0, "text": 3.0, "query": 3.0}
+"""Default weights of what a token is worth. Detail is squared error, on values in [0, 1]; a cell of 16 x 16 pixels full of text of 20
+pixels a line is worth 0.8, and one that is wholly relevant to the query 1, both over the squared error of one with much contrast."""
 
-GAINS = {"detail": 1.0, "text": 1.0, "query": 1.0}
-"""Default weights of what a token is worth."""
+UNIT = 16
+"""Pixels a side of the area that values are stated for."""
 
 
-def _pooled(plane: Tensor, side: float, rows: int, columns: int) -> Tensor:
-    """Means of a plane [B, h, w] over rows x columns blocks of side x side texels; blocks at the edge are partial."""
-    whole = int(side)
-    if whole == side and whole >= 1:
-        height, width = plane.shape[1:]
-        padded = F.pad(plane[:, None], (0, columns * whole - width, 0, rows * whole - height))
-        return F.avg_pool2d(padded, whole)[:, 0]
-    return F.interpolate(plane[:, None], (rows, columns), mode="area")[:, 0]
+def _pooled(plane: Tensor, side: int, rows: int, columns: int) -> Tensor:
+    """Means of a plane [B, h, w] over rows x columns blocks of side x side; what lies outside counts as 0."""
+    height, width = plane.shape[1:]
+    return F.avg_pool2d(F.pad(plane[:, None], (0, columns * side - width, 0, rows * side - height)), side)[:, 0]
 
 
 def detail_energy(texture: Texture, cell: int, levels: int) -> list[Tensor]:
     """The squared error that a token takes away: of each node [B, rows, columns], level by level.
 
-    The picture (red, green, blue) is taken to be seen at the coarsest of the levels anyway. A token of level l shows it at level l; as
-    each mip is the mean of those below it, the squared error between the two is the energy of the mips' Haar bands l .. levels - 2
-    over the node, in sums over pixels and channels.
+    The picture (red, green, blue) is taken to be seen at the coarsest of the levels anyway. What a token of level l shows beyond it are
+    the bands l .. levels - 2 of the Laplacian pyramid; their energy over the node, the mean over pixels of the sum over channels times
+    the area in units of 16 x 16 pixels, is the squared error that it takes away (but for what bands share). Differentiable.
     """
-    rgb = [texture.index(name) for name in ("red", "green", "blue")]
     grid = (-(-texture.height // cell), -(-texture.width // cell))
-    dtype = acc_dtype(texture.data.dtype)
-    energy = []  # mean square of each mip over each cell
-    for level in range(min(levels, texture.levels)):
-        mip = texture.level(level)[:, rgb].to(dtype)
-        centre = texture.level(texture.levels - 1)[:, rgb].to(dtype).mean((2, 3), keepdim=True)
-        energy.append(_pooled((mip - centre).square().sum(1), cell / 2**level, *grid))
-    while len(energy) < levels:
-        energy.append(energy[-1])
+    rgb = ["red", "green", "blue"]
+    few = texture
+    if list(texture.names) != rgb:
+        index = [texture.index(name) for name in rgb]
+        reducer = [texture.reducer[i] if len(texture.reducer) > 1 else texture.reducer[0] for i in index]
+        shape = (texture.height, texture.width, texture.levels)
+        few = Texture.from_data(texture.data[..., index].contiguous(), *shape, reducer, rgb)
+    bands = laplacian_decompose(few)
+    cells = torch.arange(grid[0] * grid[1], device=texture.data.device).expand(len(texture.data), -1)
+    total = torch.zeros(len(texture.data), *grid, dtype=acc_dtype(texture.data.dtype), device=texture.data.device)
+    below = [total]  # the energy of the bands below each level
+    for level in range(levels - 1):
+        if level < texture.levels - 1:
+            samples = max(1, cell >> level)  # one a texel of the band
+            band = cell_features(bands, cells, [f"rms:{name}" for name in rgb], cell, samples).square().sum(-1)
+            total = total + band.unflatten(1, grid) * (cell / UNIT) ** 2
+        below.append(total)
     results = []
     for level, (rows, columns) in enumerate(tree_shapes(*grid, levels)):
-        gain = (energy[level] - energy[levels - 1]).clamp(min=0) * float(cell * cell)
         side = 2**level
-        results.append(_pooled(gain, side, rows, columns) * (side * side))
+        results.append(_pooled(total - below[level], side, rows, columns) * (side * side))
+    return results
+
+
+def query_energy(texture: Texture, cell: int, levels: int, query: Tensor | None) -> list[Tensor]:
+    """How relevant each node is to the query, beyond what says nothing, shown finer than at the coarsest level.
+
+    Relevance over 0.5, in [0, 1], times the area in units of 16 x 16 pixels, times the share of the octaves between level 0 and the
+    coarsest that the node's level shows.
+    """
+    grid = (-(-texture.height // cell), -(-texture.width // cell))
+    if query is not None:
+        plane = relevance(texture, query.reshape(-1))
+    else:
+        plane = texture.level(0)[:, texture.index("attention")].to(acc_dtype(texture.data.dtype))
+    over = _pooled((2 * plane - 1).clamp(min=0), cell, *grid) * (cell / UNIT) ** 2
+    results = []
+    for level, (rows, columns) in enumerate(tree_shapes(*grid, levels)):
+        side = 2**level
+        share = 1 - level / max(1, levels - 1)
+        results.append(_pooled(over, side, rows, columns) * (side * side * share))
     return results
 
 
 def node_values(
     texture: Texture, cell: int, levels: int, gains: Mapping[str, float] = GAINS, query: Tensor | None = None
 ) -> list[Tensor]:
-    """What a token of each node of the quadtree over cells is worth, for `quadtree_cut`: [B, rows_l, columns_l] of each level.
+    """What a token of each node of the quadtree over cells is worth, for `quadtree_cut`.
+
+    A token of level l shows (cell 2^l)^2 pixels reduced by 2^l, over the whole picture at the coarsest of the levels, which is seen
+    anyway. It is worth the squared error that it takes away, the text that becomes readable by it (`reading.text_values`), and the
+    relevance to the query that it shows.
 
     Args:
         texture: with red, green, blue; and channel "attention" or the embedding where there is a query.
@@ -64,5 +97,24 @@ def node_values(
         levels: of the quadtree.
         gains: weights of "detail", "text" and "query".
         query: [1, D], beside embedding channels.
+
+    Returns:
+        [B, rows_l, columns_l] of each level, at least 0. No gradient by text.
+
+    Example:
+        >>> import torch, texvlm
+        >>> texture = texvlm.Texture(torch.rand(3, 64, 96), names=["red", "green", "blue"])
+        >>> [tuple(v.shape) for v in texvlm.allocation.node_values(texture, 16, 3)]
+        [(1, 4, 6), (1, 2, 3), (1, 1, 2)]
     """
-    return [gains["detail"] * level for level in detail_energy(texture, cell, levels)]
+    if strangers := set(gains) - set(GAINS):
+        raise ValueError(f"gains must be of {', '.join(GAINS)}, got {', '.join(sorted(strangers))}")
+    rgb = [texture.index(name) for name in ("red", "green", "blue")]
+    values = [gains.get("detail", 0.0) * level for level in detail_energy(texture, cell, levels)]
+    if gains.get("text"):
+        found = text_values(texture.level(0)[:, rgb], cell, levels)
+        values = [v + gains["text"] * t.to(v.dtype) for v, t in zip(values, found)]
+    if gains.get("query") and (query is not None or "attention" in texture.names):
+        found = query_energy(texture, cell, levels, query)
+        values = [v + gains["query"] * q for v, q in zip(values, found)]
+    return values

@@ -19,6 +19,7 @@ from texvlm.embedding import relevance
 from texvlm.features import LIGHTS, parse_term, term_channels
 from texvlm.footprint import sample_grad
 from texvlm.quadtree import quadtree_cut, tree_shapes
+from texvlm.reading import text_values
 from texvlm.selection import Selection
 from texvlm.texture import Texture
 
@@ -31,15 +32,16 @@ _CHANNEL_NAMES = {channel.name for channel in CHANNELS}
 SCORERS: dict[str, dict[str, float]] = {
     "salience": {"rms:edge": 1.0, "entropy": 0.5, "mean:saliency": 1.0},
     "query": {"mean:attention": 1.0},
-    "text": {"mean:text": 1.0},
+    "text": {"reading": 1.0},
     "predictive": {"residual": 1.0},
 }
-"""The terms (see `cell_features`) that each scorer adds up, with their weights."""
+"""The terms that each scorer adds up, with their weights: of `cell_features`, or "reading", the text that becomes readable by a cell
+(`reading.text_values`)."""
 
 SCORE_CHANNELS = ("red", "green", "blue", "edge", "saliency")
 """What the scorer "salience" reads of a texture, by name."""
 
-TERM_NAMES = {"edge": "rms:edge", "entropy": "entropy", "residual": "residual", "cosine": "cosine"}
+TERM_NAMES = {"edge": "rms:edge", **{name: name for name in ("entropy", "residual", "cosine", "reading")}}
 """What a short name in `weights` stands for; the name of another channel stands for its mean."""
 
 STAGE_CELLS = 4096
@@ -65,8 +67,19 @@ MAX_CELL = 4096
 LINE_ASPECT = 4.0
 """How much longer than high the footprint along a line of text is."""
 
+LINE_SHARE = 0.1
+"""What the mean over that footprint counts in a score, beside the cell itself."""
+
 ADAPTIVE_SHARE = 0.9
 """An adaptive budget ends where the kept cells hold this share of the picture's score."""
+
+
+def _channels_of(term: str) -> set[str]:
+    """The channels that a term reads."""
+    if term == "reading" or parse_term(term)[0] in LIGHTS:
+        return {"red", "green", "blue"}
+    return {parse_term(term)[1]}
+
 
 Scorer = Callable[[Tensor], Tensor]
 """A scorer of one's own: features [B, n, terms] -> scores [B, n]."""
@@ -117,7 +130,7 @@ class CascadeConfig:
         if not 1 <= self.levels <= 8:
             raise ValueError(f"levels must be from 1 to 8, got {self.levels}")
         for term in self.terms:
-            parse_term(term)
+            _channels_of(term)
 
     @classmethod
     def preset(cls, path: str) -> CascadeConfig:
@@ -147,8 +160,7 @@ class CascadeConfig:
                 gains[name] = float(weight)
                 continue
             term = name if ":" in name else TERM_NAMES.get(name, f"mean:{name}")
-            channel = parse_term(term)[1]
-            if channel not in _CHANNEL_NAMES:
+            if not _channels_of(term) <= _CHANNEL_NAMES:
                 known = ", ".join((*TERM_NAMES, "contiguity"))
                 raise ValueError(f"weights must be of {known}, channels or terms such as max:motion, got {name!r}")
             terms[term] = float(weight)
@@ -257,7 +269,7 @@ def select(
 
         salience          what stands out, has edges and varied light
         query             what answers the query: relevance over the cell
-        anisotropic_text  writing (channel 39) over a footprint of 4:1 along the line that it belongs to; `axes` are along it
+        anisotropic_text  writing that becomes readable, over a footprint of 4:1 along the line that it belongs to; `axes` are along it
         five_stage        salience in five stages, at LOD 4, 3, 2, 1, 0 for cells of 16 pixels
         adaptive          salience, with as many cells as hold 0.9 of the picture's score, at most k: `count` varies
         video             salience and motion, and what the last frame kept (`memory`) is a little more likely to stay
@@ -352,9 +364,7 @@ def _prepared(
         wanted = {"red", "green", "blue"} | set(given)
     else:
         active = _stage_terms(config)
-        wanted = {parse_term(term)[1] for term in active}
-        if any(parse_term(term)[0] in LIGHTS for term in active):
-            wanted |= {"red", "green", "blue"}
+        wanted = set().union(*map(_channels_of, active))
         if config.schedule == "clusters":
             wanted.add("cluster")
     names = [channel.name for channel in CHANNELS if channel.name in wanted] or ["red"]
@@ -426,11 +436,14 @@ class _Run:
                 raise ValueError(f"scorer must return scores {list(cells.shape)}, got {list(scores.shape)}")
         else:
             terms = {term: weight for term, weight in terms.items() if weight != 0}
-            if not terms:
-                return torch.zeros(cells.shape, dtype=acc_dtype(self.texture.data.dtype), device=cells.device)
-            features = self.features(cells, samples, list(terms))
-            weight = torch.tensor(list(terms.values()), dtype=features.dtype)
-            scores = features @ (weight if cells.device.type == "cpu" else weight.to(cells.device, non_blocking=True))
+            reading = terms.pop("reading", 0.0)
+            scores = torch.zeros(cells.shape, dtype=acc_dtype(self.texture.data.dtype), device=cells.device)
+            if terms:
+                features = self.features(cells, samples, list(terms))
+                weight = torch.tensor(list(terms.values()), dtype=features.dtype)
+                scores = features @ (weight if cells.device.type == "cpu" else weight.to(cells.device, non_blocking=True))
+            if reading:
+                scores = scores + reading * self.reading().gather(1, cells.clamp(min=0))
         if self.stayed is not None and config.memory:
             finite = torch.where(scores.isfinite(), scores, 0)
             spread = finite.std(1, correction=0, keepdim=True)
@@ -438,6 +451,11 @@ class _Run:
         if config.contiguity:
             scores = scores + config.contiguity * self.neighbours(cells, scores)
         return scores
+
+    def reading(self) -> Tensor:
+        """The text that becomes readable by each cell, [B, N]."""
+        rgb = [self.texture.index(name) for name in ("red", "green", "blue")]
+        return text_values(self.texture.level(0)[:, rgb], self.cell, 1)[0].flatten(1)
 
     def neighbours(self, cells: Tensor, scores: Tensor) -> Tensor:
         """The mean score of the up to eight cells around each that are scored too, and lie in its superpixel."""
@@ -500,7 +518,7 @@ class _Run:
         line = sample_grad(plane, centre.expand(self.batch, -1, 2).to(strength.dtype), LINE_ASPECT * along / size, across / size)
         stretch = math.sqrt(LINE_ASPECT)
         axes = torch.stack([along * stretch, across / stretch], dim=-1)
-        return scores + line[..., 0], axes
+        return torch.lerp(scores, line[..., 0], LINE_SHARE), axes
 
     # ---- one level ----
 
