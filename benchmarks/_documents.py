@@ -73,7 +73,8 @@ class Document:
 
     image: torch.Tensor  # uint8 [3, H, W]
     mask: torch.Tensor  # bool [H, W]: inside the outline of a line of text
-    polygons: list[np.ndarray]  # [4, 2] corners (x, y) of each line
+    polygons: list[np.ndarray]  # [4, 2] corners (x, y) of each line: top left, top right, bottom right, bottom left
+    texts: list[str]  # what each line says
 
     def overlap(self, cell: int) -> torch.Tensor:
         """Share of each cell that is text, [rows, columns]; edge cells count what lies inside the picture."""
@@ -227,8 +228,8 @@ def _line_of_text(rng: np.random.Generator, words: int) -> str:
     return line.upper() if rng.random() < 0.25 else line.capitalize() if rng.random() < 0.3 else line
 
 
-def _block(rng: np.random.Generator, size: int, split: str, limit: int) -> tuple[Image.Image, list[np.ndarray]]:
-    """A label, receipt, sign or caption as an RGBA patch, and the outlines of its lines."""
+def _block(rng: np.random.Generator, size: int, split: str, limit: int) -> tuple[Image.Image, list[np.ndarray], list[str]]:
+    """A label, receipt, sign or caption as an RGBA patch, the outlines of its lines and what they say."""
     fonts = FONTS[split]
     font = _font(fonts[rng.integers(len(fonts))], size)
     kind = ("label", "receipt", "sign", "caption")[rng.integers(4)]
@@ -270,7 +271,7 @@ def _block(rng: np.random.Generator, size: int, split: str, limit: int) -> tuple
         draw.text((x, y), line, font=font, fill=(*colour, 255), **outline)
         x0, y0, x1, y1 = x + box[0], y + box[1], x + box[2], y + box[3]
         polygons.append(np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], float))
-    return patch, polygons
+    return patch, polygons, lines
 
 
 def document(
@@ -305,12 +306,13 @@ def document(
     mask = Image.new("1", (side, side))
     taken = np.zeros((64, 64), bool)
     polygons: list[np.ndarray] = []
+    texts: list[str] = []
     covered = 0.0
     for _ in range(80):
         if covered >= share * side * side:
             break
         size = int(math.exp(rng.uniform(math.log(sizes[0]), math.log(sizes[1] + 1))))
-        patch, outlines = _block(rng, size, split, int(0.7 * side))
+        patch, outlines, lines = _block(rng, size, split, int(0.7 * side))
         turn = rng.uniform(-angle, angle)
         centre = np.array([patch.width / 2, patch.height / 2])
         patch = patch.rotate(turn, Image.Resampling.BICUBIC, expand=True)
@@ -321,6 +323,7 @@ def document(
         if taken[cells].any():
             continue
         taken[cells] = True
+        texts += lines
         image.paste(patch, (x, y), patch)
         c, s = math.cos(math.radians(turn)), math.sin(math.radians(turn))
         for outline in outlines:
@@ -328,7 +331,7 @@ def document(
             polygons.append(corners)
             ImageDraw.Draw(mask).polygon([tuple(p) for p in corners], fill=1)
             covered += float(np.prod(outline[2] - outline[0]))
-    return Document(_photograph(rng, image), torch.from_numpy(np.array(mask)), polygons)
+    return Document(_photograph(rng, image), torch.from_numpy(np.array(mask)), polygons, texts)
 
 
 def _photograph(rng: np.random.Generator, image: Image.Image) -> torch.Tensor:
