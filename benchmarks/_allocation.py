@@ -37,11 +37,11 @@ def allocate(values: list[torch.Tensor], k: int, cell: int) -> list[Block]:
     """At most k disjoint blocks of the largest sum of values that one price for all tokens gives, and the best free cells up to k.
 
     Args:
-        values: per level [rows_l, columns_l], >= 0: what a node is worth over the coarse picture.
+        values: per level [rows_l, columns_l] (or [1, rows_l, columns_l]), >= 0: what a node is worth over the coarse picture.
         k: the budget.
         cell: pixels a side of a node of level 0.
     """
-    values = [value.double() for value in values]
+    values = [value.double().reshape(value.shape[-2:]) for value in values]
     low, high = 0.0, max(float(value.max()) for value in values) + 1e-9
     for _ in range(ROUNDS):
         price = (low + high) / 2

@@ -24,7 +24,8 @@ Block = tuple[int, int, int, int]
 
 def coarse_tokens(side: int, cell: int) -> int:
     """What the coarse picture costs, in tokens of cell x cell samples."""
-    return -(-(side >> COARSE) // cell) ** 2
+    across = -(-(side >> COARSE) // cell)
+    return across * across
 
 
 def halved(plane: torch.Tensor) -> torch.Tensor:

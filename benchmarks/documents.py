@@ -27,6 +27,7 @@ from benchmarks._documents import Document, document
 from benchmarks._harness import US, Bench
 from benchmarks._reading import COARSE, Block, Reader, coarse_tokens, downscaled, recall, shown
 from benchmarks.text import mser
+from texvlm.allocation import text_values
 
 Path = Callable[[torch.Tensor, int, int], list[Block]]  # uint8 [3, H, W], k, cell
 Oracle = Callable[[Document, int, int], list[Block]]
@@ -78,6 +79,8 @@ def paths() -> dict[str, Path]:
         "Sobel": ranked(lambda image: texvlm.edges(image)[0]),
         "select, salience": salience,
         "channel 39": ranked(lambda image: texvlm.text_regions(image)[0]),
+        "text values, one level": lambda image, k, cell: allocate(text_values(image, cell, 1), k, cell),
+        "text values, mixed": lambda image, k, cell: allocate(text_values(image, cell, COARSE), k, cell),
     }
     if peer := mser():
         found["MSER"] = ranked(peer)
