@@ -58,4 +58,5 @@ def allocate(values: list[torch.Tensor], k: int, cell: int) -> list[Block]:
     order = values[0].masked_fill(covered, -1).flatten().sort(descending=True, stable=True).indices
     fill = order[: max(0, min(left, int((~covered).sum())))]
     chosen[0].view(-1)[fill] = True
-    return [(y * (cell << l), x * (cell << l), cell << l, l) for l, plane in enumerate(chosen) for y, x in plane.nonzero().tolist()]
+    places = [(level, y, x) for level, plane in enumerate(chosen) for y, x in plane.nonzero().tolist()]
+    return [(y * (cell << level), x * (cell << level), cell << level, level) for level, y, x in places]

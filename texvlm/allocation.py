@@ -46,6 +46,9 @@ COARSE = 3
 
 LUMA = (0.2126, 0.7152, 0.0722)
 
+STRIP = 64
+"""Rows of a picture that are looked at together: what lies between stays in the cache."""
+
 
 def _band(plane: Tensor, rows: int) -> Tensor:
     """Means over so many rows, borders repeated."""
@@ -55,10 +58,13 @@ def _band(plane: Tensor, rows: int) -> Tensor:
 
 def _strokes(picture: Tensor) -> Tensor:
     """Mean differences along rows in blocks of 2 x 8 pixels, [B, 1, rows, columns], filled up with 0 to whole grids of all octaves."""
-    red, green, blue = (picture[:, c : c + 1].float() for c in range(3))
-    luma = (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).nan_to_num_(0.0, 0.0, 0.0)
-    steps = F.pad((luma[..., 1:] - luma[..., :-1]).abs_(), (0, 1))
-    blocks = F.avg_pool2d(steps, (2, 8), ceil_mode=True)
+    parts = []
+    for strip in picture.split(STRIP, dim=2):
+        red, green, blue = (strip[:, c : c + 1].float() for c in range(3))
+        luma = (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).nan_to_num_(0.0, 0.0, 0.0)
+        steps = F.pad((luma[..., 1:] - luma[..., :-1]).abs_(), (0, 1))
+        parts.append(F.avg_pool2d(steps, (2, 8), ceil_mode=True))
+    blocks = torch.cat(parts, dim=2)
     return F.pad(blocks, (0, -blocks.shape[3] % 8, 0, -blocks.shape[2] % 8))
 
 
@@ -129,9 +135,10 @@ def text_values(image: ImageLike, cell: int, levels: int = 4) -> list[Tensor]:
 
         text / height * (readable(height / 2^l) - readable(height / 2^COARSE))
 
-    with the share of the cell that is text, by `text_regions`, and the height of its lines, by `line_heights`. `readable` is .12
-    at 5 pixels, .5 at 7, .9 at 10 and goes on rising, so that a large budget goes on refining. Text over height is between counting area and counting characters, which is text over height squared and
-    takes errors in the height harder. Level 3 and coarser are worth 0, as a picture that is reduced so is seen anyway.
+    with the share of the cell that is text, by `text_regions`, and the height of its lines, by `line_heights`. `readable` is .12 at 5
+    pixels, .5 at 7, .9 at 10 and goes on rising, so that a large budget goes on refining. Text over height is between counting area
+    and counting characters, which is text over height squared and takes errors in the height harder. Level 3 and coarser are worth
+    0, as a picture that is reduced so is seen anyway.
 
     Args:
         image: see `Texture`.
