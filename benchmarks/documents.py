@@ -192,7 +192,10 @@ def readings(
 ) -> dict[tuple[str, int], list[float]]:
     """Characters recalled by row and budget, one figure per picture; the row `full` has budget 0."""
     side, cell, sizes = scale
-    asked = {name: view for name, view in views(reader).items() if rows is None or name in rows or name == DOWNSCALED}
+    known = views(reader)
+    if strangers := set(rows or ()) - set(known):
+        raise SystemExit(f"no such rows: {'; '.join(strangers)} (there are: {'; '.join(known)})")
+    asked = {name: view for name, view in known.items() if rows is None or name in rows or name == DOWNSCALED}
     result: dict[tuple[str, int], list[float]] = {}
     for seed in bar(seeds, len(seeds), f"{side} x {side}"):
         found = document(seed, side, sizes)
