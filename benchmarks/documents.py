@@ -232,7 +232,7 @@ def judge(bench: Bench, side: int, result: dict[tuple[str, int], list[float]]) -
     """The gates of a scale, those for which there are figures."""
     for (name, k), least in WANTED[side].items():
         if (name, k) in result:
-            bench.gate(f"{side}, {name}, {k} tokens", np.mean(result[name, k]) / np.mean(result[FULL, 0]), at_least=least)
+            bench.gate(f"{side}, {name}, {k} tokens", float(np.mean(result[name, k]) / np.mean(result[FULL, 0])), at_least=least)
             mean, half = paired(result[name, k], result[DOWNSCALED, k])
             bench.gate("  more than downscaled: lower end of the interval", mean - half, at_least=0)
 
