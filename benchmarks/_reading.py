@@ -22,6 +22,12 @@ Block = tuple[int, int, int, int]
 """(y, x, side, level): the pixels [y, y + side) x [x, x + side), reduced by 2^level."""
 
 
+def blocks_of(selection: Any) -> list[Block]:
+    """The first picture's tokens of a `texvlm.Selection`."""
+    places, levels = selection.boxes()[0].tolist(), selection.lod[0].long().tolist()
+    return [(y, x, selection.cell << level, level) for (y, x, _, _), level in zip(places, levels) if y >= 0]
+
+
 def coarse_tokens(side: int, cell: int) -> int:
     """What the coarse picture costs, in tokens of cell x cell samples."""
     across = -(-(side >> COARSE) // cell)

@@ -22,12 +22,11 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 
 import texvlm
-from benchmarks._allocation import allocate
 from benchmarks._documents import Document, document
 from benchmarks._harness import US, Bench, Call
-from benchmarks._reading import COARSE, Block, Reader, coarse_tokens, downscaled, recall, shown
+from benchmarks._reading import COARSE, Block, Reader, blocks_of, coarse_tokens, downscaled, recall, shown
 from benchmarks.text import mser
-from texvlm.reading import text_values
+from texvlm.allocation import node_values
 
 Path = Callable[[torch.Tensor, int, int], list[Block]]  # uint8 [3, H, W], k, cell
 Oracle = Callable[[Document, int, int], list[Block]]
@@ -35,7 +34,8 @@ Oracle = Callable[[Document, int, int], list[Block]]
 SCALES = [(2048, 32, (16, 60)), (1024, 16, (8, 30))]
 BUDGETS = (64, 137, 273, 512, 1024)
 FULL, DOWNSCALED = "full", "downscaled, equal total"
-ONE, MIXED, DETECTOR = "text values, one level", "text values, mixed", "RapidOCR's detector"
+ONE, MIXED, DETECTOR = "anisotropic_text", "multiscale", "RapidOCR's detector"
+SELECT = ("salience", "five_stage", "adaptive", "predictive", ONE, MIXED)  # paths that need nothing but a picture
 WANTED = {
     2048: {(ONE, 273): 0.92, (ONE, 512): 0.99, (MIXED, 137): 0.9, (MIXED, 273): 0.97},
     1024: {(MIXED, 273): 0.85, (MIXED, 512): 0.95},
@@ -71,9 +71,9 @@ def central(image: torch.Tensor) -> torch.Tensor:
     return -(y[:, None] ** 2 + x**2)
 
 
-def salience(image: torch.Tensor, k: int, cell: int) -> list[Block]:
-    chosen = texvlm.select(image, k, cell)
-    return cells(chosen.indices[0], chosen.grid[1], cell)
+def by_select(path: str) -> Path:
+    """A path of `texvlm.select`."""
+    return lambda image, k, cell: blocks_of(texvlm.select(image, k, cell, path))
 
 
 def paths() -> dict[str, Path]:
@@ -82,10 +82,8 @@ def paths() -> dict[str, Path]:
         "random": by_chance,
         "centre": ranked(central),
         "Sobel": ranked(lambda image: texvlm.edges(image)[0]),
-        "select, salience": salience,
         "channel 39": ranked(lambda image: texvlm.text_regions(image)[0]),
-        ONE: lambda image, k, cell: allocate(text_values(image, cell, 1), k, cell),
-        MIXED: lambda image, k, cell: allocate(text_values(image, cell, COARSE), k, cell),
+        **{path: by_select(path) for path in SELECT},
     }
     if peer := mser():
         found["MSER"] = ranked(peer)
@@ -241,7 +239,8 @@ def cost(bench: Bench, reader: Reader) -> str:
     """The values of all tokens against one detection."""
     pixels = document(30000).image
     image = pixels[None].float() / 255
-    calls: dict[str, Call] = {US: lambda: text_values(image, 32), DETECTOR: lambda: reader.run(pixels, read=False)}
+    texture = texvlm.build_channels(image, channels=["red", "green", "blue"])
+    calls: dict[str, Call] = {US: lambda: node_values(texture, 32, 4), DETECTOR: lambda: reader.run(pixels, read=False)}
     times = bench.compare("values of all tokens of 2048 x 2048, four levels", calls)
     bench.gate("as fast as RapidOCR's detector, times", times.ratio(DETECTOR), at_least=20)
     return f"{1e3 * times.median():.0f} ms for the values, {1 / times.ratio(DETECTOR):.1%} of one detection"

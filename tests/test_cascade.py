@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 import texvlm
 from texvlm import reference
-from texvlm.cascade import SCORE_CHANNELS, SCORERS, TERM_NAMES, kept_cells
+from texvlm.paths import SCORE_CHANNELS, SCORERS, TERM_NAMES
 from texvlm.reference.channels import CHANNEL_REDUCERS
+from texvlm.stages import kept_cells
 
 INDICES = (0, 1, 2, 3, 8)  # SCORE_CHANNELS in the channel table
 
@@ -461,8 +462,8 @@ def test_the_names_and_defaults_are_those_of_the_reference() -> None:
     from texvlm.reference import cascade
 
     assert {TERM_NAMES.get(n, f"mean:{n}"): w for n, w in cascade.SCORE_WEIGHTS.items()} == SCORERS["salience"]
-    assert texvlm.cascade.SCHEDULES == cascade.SCHEDULES
-    assert (texvlm.cascade.STAGE_CELLS, texvlm.cascade.AUTO_CELLS) == (cascade.STAGE_CELLS, cascade.AUTO_CELLS)
+    assert texvlm.paths.SCHEDULES == cascade.SCHEDULES
+    assert (texvlm.paths.STAGE_CELLS, texvlm.paths.AUTO_CELLS) == (cascade.STAGE_CELLS, cascade.AUTO_CELLS)
 
 
 # ---- on every device ----

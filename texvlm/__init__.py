@@ -11,7 +11,7 @@ from pathlib import Path as _Path
 from texvlm import _ext as _ext
 from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
-from texvlm.cascade import CascadeConfig, compact, select, topk
+from texvlm.cascade import compact, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels, contrast_edges, edges
 from texvlm.distance import distance_transform
 from texvlm.embedding import ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
@@ -23,6 +23,7 @@ from texvlm.hardware import empty_texture_cache, sample_grad_hardware, sample_lo
 from texvlm.history import attention_map, fixation_history, gaussian_splat, gaze_history
 from texvlm.laplacian import laplacian_decompose, laplacian_reconstruct
 from texvlm.patches import extract_patches
+from texvlm.paths import CascadeConfig
 from texvlm.pca import PCA
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.quadtree import QuadtreeCut, quadtree_cut

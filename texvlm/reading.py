@@ -139,9 +139,9 @@ def text_values(image: ImageLike, cell: int, levels: int = 4) -> list[Tensor]:
         text * sure / height * (readable(height / 2^l) - readable(height / 2^COARSE))
 
     with the share of the cell that is text, by `text_regions`, how sure it is to be any (`TRACE`), and the height of its lines, by
-    `line_heights`. `readable` is .12 at 5 pixels, .5 at 7, .9 at 10 and goes on rising, so that a large budget goes on refining. Text over height is between counting area
-    and counting characters, which is text over height squared and takes errors in the height harder. Level 3 and coarser are worth
-    0, as a picture that is reduced so is seen anyway.
+    `line_heights`. `readable` is .12 at 5 pixels, .5 at 7, .9 at 10 and goes on rising, so that a large budget goes on refining. Text
+    over height is between counting area and counting characters, which is text over height squared and takes errors in the height
+    harder. Level 3 and coarser are worth 0, as a picture that is reduced so is seen anyway.
 
     Args:
         image: see `Texture`.

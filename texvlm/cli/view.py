@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from texvlm.cascade import SCORE_CHANNELS
 from texvlm.cli import Complaint, plural
 from texvlm.cli.image import Picture, read_picture
 from texvlm.cli.select import choose
+from texvlm.paths import SCORE_CHANNELS
 
 REPEATS, PATIENCE = 5, 1.0  # calls of each stage, fewer where they take longer than this many seconds together
 R = TypeVar("R")
