@@ -75,6 +75,11 @@ struct Cells {
       const int64_t wide = term.what == Statistic::cosine ? dims : 1;
       TEXVLM_CHECK(firsts[t] >= 0 && firsts[t] + wide <= present, op, "channels",
                    "from 0 to " + std::to_string(present - wide) + " for the term " + names[t], firsts[t]);
+      const auto known = std::find(channels.begin(), channels.end(), firsts[t]);
+      if (wide == 1 && known != channels.end()) {
+        terms.back().slot = static_cast<int>(known - channels.begin());
+        continue;
+      }
       terms.back().slot = statistics;
       for (int64_t c = 0; c < wide; ++c) channels.push_back(firsts[t] + c);
       statistics = static_cast<int>(channels.size());
@@ -112,6 +117,9 @@ Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs&
     f.count = c.count, f.rows = c.rows, f.columns = c.columns, f.cell = cell, f.samples = samples;
     f.terms = static_cast<int>(c.terms.size()), f.statistics = c.statistics, f.dims = static_cast<int>(c.dims);
     f.entropy_too = c.entropy_too;
+    for (const Term& term : c.terms)
+      f.all_moments =
+          f.all_moments || term.what == Statistic::max || term.what == Statistic::min || term.what == Statistic::variance;
     f.level = level_lerp(lod, c.levels.count);
     f.nearest_level = nearest_level(lod, c.levels.count);
     std::copy(c.terms.begin(), c.terms.end(), f.term);
@@ -144,13 +152,15 @@ std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tens
   check_dtype(op, "grad", grad, acc, "");
   check_same_device(op, "grad", grad, data);
   const bool by_query = mask[1] && c.dims > 0;
-  Tensor grad_data = mask[0] ? new_zeros(data.sizes(), data.scalar_type(), data.device()) : Tensor();
+  Tensor grad_data;
   Tensor grad_query = by_query ? new_zeros({c.batch, c.count, c.dims}, acc, data.device()) : Tensor();
   const int64_t slots = c.statistics;
   if (slots > 0 && c.batch * c.count > 0) {
+    // of a texture with many more channels, those that are read are copied
+    const bool all = data.size(2) <= 2 * slots;
     std::vector<Tensor> used;
-    for (int64_t s = 0; s < slots; ++s) used.push_back(data.select(2, c.channels[s]));
-    const Tensor few = at::stack(used, 2);
+    for (int64_t s = 0; s < slots && !all; ++s) used.push_back(data.select(2, c.channels[s]));
+    const Tensor few = all ? data : at::stack(used, 2);
     // cells outside the grid have no place: their patches are NaN, and get and give no gradient
     const Tensor known = cells.ge(0).logical_and(cells.lt(c.rows * c.columns));
     const Tensor x = cells.remainder(c.columns).to(acc).add(0.5).mul(static_cast<double>(cell) / of.width);
@@ -158,17 +168,23 @@ std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tens
     const Tensor centre = at::stack({x, y}, -1).masked_fill(known.logical_not().unsqueeze(-1), NAN);
     const double wanted = std::log2(static_cast<double>(cell) / static_cast<double>(samples));
     const double lod = std::clamp(wanted, 0.0, static_cast<double>(c.levels.count - 1));
-    const Tensor lods = centre.new_full({c.batch, c.count}, lod), spacing = centre.new_zeros({2, 2});
-    spacing.diagonal().fill_(std::exp2(wanted - lod));
-    const Tensor axes = spacing.expand({c.batch, c.count, 2, 2}).contiguous();
-    Names reducers;
-    const auto all = strings(of.reducer);
-    for (int64_t s = 0; s < slots; ++s) reducers.push_back(all.size() == 1 ? all[0] : all[c.channels[s]]);
+    const Tensor lods = centre.new_full({c.batch, c.count}, lod);
+    std::optional<Tensor> axes;  // where the samples lie closer or wider than the texels of their level
+    if (wanted != lod) {
+      const Tensor spacing = centre.new_zeros({2, 2});
+      spacing.diagonal().fill_(std::exp2(wanted - lod));
+      axes = spacing.expand({c.batch, c.count, 2, 2}).contiguous();
+    }
+    Names reducers = of.reducer;
+    if (!all && of.reducer.size() > 1) {
+      reducers = Names();
+      for (int64_t s = 0; s < slots; ++s) reducers.push_back(of.reducer.get(c.channels[s]));
+    }
     using Forward = Tensor(const Tensor&, const Tensor&, const Tensor&, SymInt, SymInt, Names, int64_t, int64_t, c10::string_view,
                            const std::optional<Tensor>&);
     static const auto extract = op_handle<Forward>("texvlm::extract_patches");
     const Tensor patches = extract.call(few, centre, lods, of.height, of.width, reducers, of.levels, samples, "clamp", axes);
-    const Tensor grad_patches = new_tensor(patches.sizes(), data.scalar_type(), data.device());
+    const Tensor grad_patches = new_zeros(patches.sizes(), data.scalar_type(), data.device());
     dispatch_texel(data.scalar_type(), [&](auto tag) {
       using T = typename decltype(tag)::type;
       using A = Acc<T>;
@@ -180,9 +196,10 @@ std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tens
       f.query_b = c.dims && c.query.size(0) > 1 ? c.dims : 0;
       f.grad_samples = pointer<T>(grad_patches);
       f.grad_query = by_query ? pointer<A>(grad_query) : nullptr;
-      f.count = c.count, f.places = samples * samples;
+      f.count = c.count, f.places = samples * samples, f.channels = few.size(2);
       f.terms = static_cast<int>(c.terms.size()), f.slots = static_cast<int>(slots), f.dims = static_cast<int>(c.dims);
       std::copy(c.terms.begin(), c.terms.end(), f.term);
+      for (int64_t s = 0; s < slots; ++s) f.channel[s] = static_cast<int32_t>(all ? c.channels[s] : s);
       for_each_item<host::kBest<T>>(data.device(), c.batch, c.count, 4 * samples * samples * slots, f);
     });
     if (mask[0]) {
@@ -192,10 +209,16 @@ std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tens
       static const auto scatter = op_handle<Backward>("texvlm::extract_patches_backward");
       const Tensor few_grads = std::get<0>(scatter.call(grad_patches, few, centre, lods, of.height, of.width, reducers, of.levels,
                                                         samples, "clamp", axes, {true, false, false, false}));
-      for (int64_t s = 0; s < slots; ++s) grad_data.select(2, c.channels[s]).add_(few_grads.select(2, s));
+      if (all) {
+        grad_data = few_grads;
+      } else {
+        grad_data = new_zeros(data.sizes(), data.scalar_type(), data.device());
+        for (int64_t s = 0; s < slots; ++s) grad_data.select(2, c.channels[s]).add_(few_grads.select(2, s));
+      }
     }
     if (by_query) grad_query.masked_fill_(known.logical_not().unsqueeze(-1), 0);
   }
+  if (mask[0] && !grad_data.defined()) grad_data = new_zeros(data.sizes(), data.scalar_type(), data.device());
   if (by_query) {
     grad_query = grad_query.sum(1);
     if (c.query.size(0) == 1 && c.batch != 1) grad_query = grad_query.sum(0, true);

@@ -82,7 +82,7 @@ def test_a_scorer_learns_which_cells_hold_the_object() -> None:
     torch.manual_seed(0)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.05)
     terms = ["mean:red", "variance:green", "max:blue"]
-    for _ in range(60):
+    for _ in range(200):
         image = torch.rand(3, 64, 64, generator=g) * 0.5
         cell = int(torch.randint(16, (1,), generator=g))
         y, x = divmod(cell, 4)

@@ -131,12 +131,12 @@ def _sums(plane: Tensor, cell: int, rows: int, columns: int) -> Tensor:
     return F.avg_pool2d(parts[:, None], side)[:, 0] * side**2
 
 
-def text_values(image: ImageLike, cell: int, levels: int = 4) -> list[Tensor]:
+def text_values(image: ImageLike, cell: int, levels: int = 4, power: float = 1.0) -> list[Tensor]:
     """What a token is worth that shows a part of a picture at a level: the text that becomes readable by it.
 
     A token at level l covers (cell 2^l)^2 pixels, reduced by 2^l. Its value is the sum, over the cells of 16 pixels in it, of
 
-        text * sure / height * (readable(height / 2^l) - readable(height / 2^COARSE))
+        text * sure / height^power * (readable(height / 2^l) - readable(height / 2^COARSE))
 
     with the share of the cell that is text, by `text_regions`, how sure it is to be any (`TRACE`), and the height of its lines, by
     `line_heights`. `readable` is .12 at 5 pixels, .5 at 7, .9 at 10 and goes on rising, so that a large budget goes on refining. Text
@@ -147,6 +147,7 @@ def text_values(image: ImageLike, cell: int, levels: int = 4) -> list[Tensor]:
         image: see `Texture`.
         cell: pixels a side of a token at level 0, and samples a side of all of them.
         levels: how many.
+        power: 1 between area and characters, or 2 for characters, where all tokens are of one level.
 
     Returns:
         per level float32 [B, rows_l, columns_l], >= 0, with rows_0 = ceil(H / cell) and rows_l = ceil(rows_0 / 2^l). No gradient.
@@ -161,7 +162,7 @@ def text_values(image: ImageLike, cell: int, levels: int = 4) -> list[Tensor]:
         text = _text(picture)
         height = line_heights(picture, text)
         sure = ((text - TRACE[0]) / (TRACE[1] - TRACE[0])).clamp(0, 1)
-        worth = GRID * text * sure / height
+        worth = text * sure * (GRID / height) ** power
         seen = readable(height / 2**COARSE)
         values = []
         rows, columns = (-(-n // cell) for n in picture.shape[2:])

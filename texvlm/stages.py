@@ -77,6 +77,7 @@ class Run:
     # ---- scores ----
 
     def features(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Tensor:
+        """`cell_features` of this texture and query."""
         texture = self.texture
         names, channels, lights = term_channels(texture, terms, 0 if self.query is None else self.query.shape[1])
         args = (texture.data, cells, texture.height, texture.width, texture.reducer, texture.levels, self.cell, samples)
@@ -113,7 +114,7 @@ class Run:
     def reading(self) -> Tensor:
         """The text that becomes readable by each cell, [B, N]."""
         rgb = [self.texture.index(name) for name in ("red", "green", "blue")]
-        return text_values(self.texture.level(0)[:, rgb], self.cell, 1)[0].flatten(1)
+        return text_values(self.texture.level(0)[:, rgb], self.cell, 1, power=2.0)[0].flatten(1)
 
     def neighbours(self, cells: Tensor, scores: Tensor) -> Tensor:
         """The mean score of the up to eight cells around each that are scored too, and lie in its superpixel."""
@@ -181,12 +182,14 @@ class Run:
     # ---- one level ----
 
     def schedule(self) -> int | str:
+        """The configured one, with "auto" decided."""
         wanted = self.config.schedule
         if wanted == "auto":
             return 3 if self.total >= AUTO_CELLS else 1
         return wanted
 
     def cells(self) -> Selection:
+        """The best cells, all of one level."""
         config, batch, total = self.config, self.batch, self.total
         device = self.texture.data.device
         cells = torch.arange(total, device=device).expand(batch, total)
@@ -270,6 +273,7 @@ class Run:
     # ---- levels ----
 
     def mixed(self) -> Selection:
+        """The best tokens of mixed levels."""
         config, texture = self.config, self.texture
         values = node_values(texture, self.cell, config.levels, config.gains, self.query)
         taken = quadtree_cut(values, self.k).taken

@@ -50,29 +50,7 @@ struct EntropyTable {
   }
 };
 
-// Counts of 16 bins, packed 8 bits each in two registers and unpacked before they overflow.
-struct Histogram {
-  uint64_t low = 0, high = 0;
-  int32_t count[kEntropyBins] = {};
-  int room = 255;
-
-  TEXVLM_HD void add(int bin) {
-    if (room == 0) unpack();
-    --room;
-    // by a mask: a branch on the bin would be mispredicted half of the time
-    const uint64_t one = uint64_t{1} << (8 * (bin & 7)), in_high = uint64_t{0} - static_cast<uint64_t>(bin >> 3);
-    low += one & ~in_high;
-    high += one & in_high;
-  }
-  TEXVLM_HD void unpack() {
-    for (int i = 0; i < 8; ++i) {
-      count[i] += static_cast<int32_t>((low >> (8 * i)) & 255u);
-      count[i + 8] += static_cast<int32_t>((high >> (8 * i)) & 255u);
-    }
-    low = high = 0;
-    room = 255;
-  }
-};
+constexpr int kChunk = 16;  // samples of a row of a cell that are read at a time
 
 template <class A>
 TEXVLM_HD A luma(A red, A green, A blue) {
@@ -86,31 +64,70 @@ TEXVLM_HD int luma_bin(A light) {
   return static_cast<int>(scaled > A(0) ? minimum(scaled, A(kEntropyBins - 1)) : A(0));
 }
 
+// Counts of 16 bins, packed 8 bits each in two registers and unpacked before they overflow.
+struct Histogram {
+  uint64_t low = 0, high = 0;
+  int32_t count[kEntropyBins] = {};
+  int room = 255;
+
+  // The luma of n <= kChunk samples of red, green and blue.
+  template <class A>
+  TEXVLM_HD void add(const A (*rgb)[kChunk], int n) {
+    int bin[kChunk];
+    for (int j = 0; j < n; ++j) bin[j] = luma_bin(luma(rgb[0][j], rgb[1][j], rgb[2][j]));
+    if (room < n) unpack();
+    room -= n;
+    for (int j = 0; j < n; ++j) {
+      // by a mask: a branch on the bin would be mispredicted half of the time
+      const uint64_t one = uint64_t{1} << (8 * (bin[j] & 7)), in_high = uint64_t{0} - static_cast<uint64_t>(bin[j] >> 3);
+      low += one & ~in_high;
+      high += one & in_high;
+    }
+  }
+  TEXVLM_HD void unpack() {
+    for (int i = 0; i < 8; ++i) {
+      count[i] += static_cast<int32_t>((low >> (8 * i)) & 255u);
+      count[i + 8] += static_cast<int32_t>((high >> (8 * i)) & 255u);
+    }
+    low = high = 0;
+    room = 255;
+  }
+};
+
+// The sum of a run in an order that vectorises: four sums, then these.
+template <class A>
+TEXVLM_HD A run_sum(const A* v) {
+  A part[4] = {v[0], v[1], v[2], v[3]};
+  for (int j = 4; j < kChunk; j += 4)
+    for (int l = 0; l < 4; ++l) part[l] += v[j + l];
+  return (part[0] + part[1]) + (part[2] + part[3]);
+}
+
 // What is summed up of a channel over a cell. The variance is of differences from the first sample: nothing cancels.
 template <class A>
 struct Moments {
-  A first, sum, differences, squared_differences, squares, most, least;
+  A first, sum, squares, differences, squared_differences, most, least;
 
-  TEXVLM_HD void start(A v) { *this = {v, A(0), A(0), A(0), A(0), v, v}; }
-  // A run is summed up by itself first: of many samples, less is rounded away.
-  TEXVLM_HD void add(const A* values, int n) {
-    A s = 0, d = 0, dd = 0, ss = 0;
-    for (int j = 0; j < n; ++j) {
-      const A v = values[j], difference = v - first;
-      s += v;
-      d += difference;
-      dd += difference * difference;
-      ss += v * v;
-      most = v > most ? v : most;
-      least = v < least ? v : least;
+  // values [kChunk], 0 from n on but for cells of one sample. all: the variance and the extrema too.
+  TEXVLM_HD void add(const A* values, int n, bool begin, bool all) {
+    if (begin && n == 1) {
+      *this = {values[0], values[0], values[0] * values[0], A(0), A(0), values[0], values[0]};
+      return;
     }
-    sum += s;
-    differences += d;
-    squared_differences += dd;
-    squares += ss;
-  }
-  TEXVLM_HD A variance(A places) const {
-    return maximum(A(0), (squared_differences - differences * differences / places) / places);
+    A other[kChunk];
+    for (int j = 0; j < kChunk; ++j) other[j] = values[j] * values[j];
+    if (begin) *this = {values[0], A(0), A(0), A(0), A(0), values[0], values[0]};
+    sum += run_sum(values);
+    squares += run_sum(other);
+    if (!all) return;
+    for (int j = 0; j < kChunk; ++j) other[j] = j < n ? values[j] - first : A(0);
+    differences += run_sum(other);
+    for (int j = 0; j < kChunk; ++j) other[j] = other[j] * other[j];
+    squared_differences += run_sum(other);
+    for (int j = 0; j < n; ++j) {
+      most = values[j] > most ? values[j] : most;
+      least = values[j] < least ? values[j] : least;
+    }
   }
   TEXVLM_HD A of(Statistic what, A places) const {
     switch (what) {
@@ -121,7 +138,7 @@ struct Moments {
       case Statistic::min:
         return least;
       case Statistic::variance:
-        return variance(places);
+        return maximum(A(0), (squared_differences - differences * differences / places) / places);
       default:
         return sqrt_of(squares / places);
     }
@@ -133,8 +150,6 @@ struct Moments {
 template <class T, int C>
 struct CellFeatures {
   using A = Acc<T>;
-  static constexpr int kChunk = 16;  // samples of a row that are read at a time
-
   TextureView<const T> texture;
   const int64_t* cells;  // [B, n], any strides
   int64_t stride_b, stride_n;
@@ -143,7 +158,7 @@ struct CellFeatures {
   A* out;  // [B, n, terms]
   int64_t count, rows, columns, cell, samples;
   int terms, statistics, dims;
-  bool entropy_too;
+  bool entropy_too, all_moments;
   bool any_nearest;
   bool aligned;  // every sample lies on a texel centre of level `level.l0`
   LevelLerp<A> level;
@@ -163,22 +178,26 @@ struct CellFeatures {
     const T* const texels = texture.data + b * texture.batch_stride;
     const int64_t cy = id / columns, cx = id - cy * columns;
     Moments<A> moments[kMaxSlots];
+    Histogram histogram;
     const A places = static_cast<A>(samples * samples);
-    for (int64_t y = 0; statistics > 0 && y < samples; ++y)
-      each_run(texels, cy, cx, y, samples, 0, statistics, [&](int64_t x, int n, const A(*values)[kChunk]) {
-        for (int s = 0; s < statistics; ++s) {
-          Moments<A> m = moments[s];
-          if (y == 0 && x == 0) m.start(values[s][0]);
-          m.add(values[s], n);
-          moments[s] = m;
-        }
-      });
-    const A entropy = entropy_too ? entropy_of(texels, cy, cx) : A(0);
+    // the entropy of one sample is that of the cells around it, which are read below
+    const bool around = samples == 1, lights = entropy_too && !around;
+    A values[kMaxSlots][kChunk];
+    const int slots = lights ? statistics + 3 : statistics;
+    for (Run at{samples}; slots > 0 && at.y < samples; at.next()) {
+      const int n = read(texels, cy, cx, at, 0, slots, values);
+      for (int s = 0; s < statistics; ++s) moments[s].add(values[s], n, at.y == 0 && at.x == 0, all_moments);
+      if (lights) histogram.add(values + statistics, n);
+    }
+    if (entropy_too && around) {
+      const int n = read(texels, cy, cx, Run{kSamplesAround}, statistics, statistics + 3, values);
+      histogram.add(values, n);
+    }
     for (int t = 0; t < terms; ++t) {
       const Moments<A>* const m = moments + term[t].slot;
       switch (term[t].what) {
         case Statistic::entropy:
-          target[t] = entropy;
+          target[t] = entropy_of(histogram);
           break;
         case Statistic::cosine:
           target[t] = cosine(m, query + b * query_b);
@@ -209,47 +228,68 @@ struct CellFeatures {
             any_nearest ? axis_nearest(u, static_cast<int>(sizes[nearest_level]), Address::clamp) : 0};
   }
 
-  // Slots [s0, s1) of row y of the samples of a cell: use(x, n, values[slot - s0][n]) for runs of them. side: `samples`, or 3 for
-  // the centres of the cells around one of one sample.
-  template <class F>
-  TEXVLM_HD void each_run(const T* texels, int64_t cy, int64_t cx, int64_t y, int64_t side, int s0, int s1, const F& use) const {
-    const bool around = side != samples;
-    A values[kMaxSlots][kChunk];
-    for (int64_t x = 0; x < side; x += kChunk) {
-      const int n = static_cast<int>(minimum<int64_t>(kChunk, side - x));
+  // A run of the side x side samples of a cell: as many whole rows as it holds, or a part of one.
+  struct Run {
+    int64_t side, y = 0, x = 0;
+
+    TEXVLM_HD int rows() const { return side >= kChunk ? 1 : static_cast<int>(minimum<int64_t>(kChunk / side, side - y)); }
+    TEXVLM_HD int columns() const { return static_cast<int>(minimum<int64_t>(kChunk, side - x)); }
+    TEXVLM_HD void next() {
+      x += kChunk;
+      if (x < side) return;
+      x = 0;
+      y += rows();
+    }
+  };
+
+  // Slots [s0, s1) of a run of the samples of a cell: values[slot - s0], 0 beyond those n that there are. Returns n. A run of
+  // another side is one of the centres of the 3 x 3 cells around.
+  TEXVLM_HD int read(const T* texels, int64_t cy, int64_t cx, const Run& run, int s0, int s1, A (*values)[kChunk]) const {
+    const bool around = run.side != samples;
+    const int rows = run.rows(), columns = run.columns(), n = rows * columns;
+    if (n < kChunk && run.side > 1) {
+      for (int s = s0; s < s1; ++s)
+        for (int j = n; j < kChunk; ++j) values[s - s0][j] = A(0);
+    }
+    for (int r = 0; r < rows; ++r) {
+      const int64_t y = run.y + r;
+      A(*const to)[kChunk] = values;
+      const int first = r * columns;
       if (aligned) {
         const int64_t height = texture.levels.height[level.l0], width = texture.levels.width[level.l0];
         const int64_t row = clamp<int64_t>(around ? cy - 1 + y : cy * samples + y, 0, height - 1);
-        const int64_t left = around ? cx - 1 : cx * samples + x;
+        const int64_t left = around ? cx - 1 : cx * samples + run.x;
         const T* const line = texels + (texture.levels.offset[level.l0] + row * width) * texture.channels;
-        for (int j = 0; j < n; ++j) {
-          const T* const texel = line + clamp<int64_t>(left + j, 0, width - 1) * texture.channels;
-          for (int s = s0; s < s1; ++s) values[s - s0][j] = static_cast<A>(texel[channel[s]]);
+        const bool inside = left >= 0 && left + columns <= width;
+        for (int s = s0; s < s1; ++s) {
+          const T* const from = line + channel[s];
+          if (inside) {
+            const T* TEXVLM_RESTRICT const p = from + left * texture.channels;
+            for (int j = 0; j < columns; ++j) to[s - s0][first + j] = static_cast<A>(p[j * texture.channels]);
+          } else {
+            for (int j = 0; j < columns; ++j)
+              to[s - s0][first + j] = static_cast<A>(from[clamp<int64_t>(left + j, 0, width - 1) * texture.channels]);
+          }
         }
-      } else {
-        const Taps v = taps(cy, y, around, texture.levels.height);
-        for (int j = 0; j < n; ++j) {
-          const Taps u = taps(cx, x + j, around, texture.levels.width);
-          const LodTaps<A> q{level, joined(u.fine, v.fine, texture.levels, level.l0),
-                             joined(u.coarse, v.coarse, texture.levels, level.l1)};
-          const int64_t at = texture.levels.offset[nearest_level] + v.nearest * texture.levels.width[nearest_level] + u.nearest;
-          for (int s = s0; s < s1; ++s)
-            values[s - s0][j] = nearest[s] ? static_cast<A>(texels[at * texture.channels + channel[s]])
-                                           : fetch(texels + channel[s], texture.channels, q);
-        }
+        continue;
       }
-      use(x, n, values);
+      const Taps v = taps(cy, y, around, texture.levels.height);
+      for (int j = 0; j < columns; ++j) {
+        const Taps u = taps(cx, run.x + j, around, texture.levels.width);
+        const LodTaps<A> q{level, joined(u.fine, v.fine, texture.levels, level.l0),
+                           joined(u.coarse, v.coarse, texture.levels, level.l1)};
+        const int64_t at = texture.levels.offset[nearest_level] + v.nearest * texture.levels.width[nearest_level] + u.nearest;
+        for (int s = s0; s < s1; ++s)
+          to[s - s0][first + j] = nearest[s] ? static_cast<A>(texels[at * texture.channels + channel[s]])
+                                             : fetch(texels + channel[s], texture.channels, q);
+      }
     }
+    return n;
   }
 
-  // Of the histogram of luma, over its largest possible value.
-  TEXVLM_HD A entropy_of(const T* texels, int64_t cy, int64_t cx) const {
+  // Over its largest possible value.
+  TEXVLM_HD A entropy_of(Histogram& histogram) const {
     const int64_t side = samples == 1 ? kSamplesAround : samples, lights = side * side;
-    Histogram histogram;
-    for (int64_t y = 0; y < side; ++y)
-      each_run(texels, cy, cx, y, side, statistics, statistics + 3, [&](int64_t, int n, const A(*rgb)[kChunk]) {
-        for (int j = 0; j < n; ++j) histogram.add(luma_bin(luma(rgb[0][j], rgb[1][j], rgb[2][j])));
-      });
     histogram.unpack();
     A entropy = 0;
     for (int i = 0; i < kEntropyBins; ++i) {
@@ -280,19 +320,15 @@ struct CellFeatures {
       const bool first = cy == 0 && cx == 0;
       if (!first && (oy < 0 || ox < 0)) continue;
       A sum = 0;
-      for (int64_t y = 0; y < samples; ++y)
-        each_run(texels, cy, cx, y, samples, statistics, statistics + 3, [&](int64_t x, int n, const A(*own)[kChunk]) {
-          A other[3][kChunk] = {};
-          if (!first) {
-            each_run(texels, oy, ox, y, samples, statistics, statistics + 3, [&](int64_t at, int, const A(*values)[kChunk]) {
-              if (at != x) return;
-              for (int c = 0; c < 3; ++c)
-                for (int j = 0; j < n; ++j) other[c][j] = values[c][j];
-            });
-          }
-          for (int c = 0; c < 3; ++c)
-            for (int j = 0; j < n; ++j) sum += (own[c][j] - other[c][j]) * (own[c][j] - other[c][j]);
-        });
+      for (Run at{samples}; at.y < samples; at.next()) {
+        A own[3][kChunk] = {}, other[3][kChunk] = {};
+        read(texels, cy, cx, at, statistics, statistics + 3, own);
+        if (!first) read(texels, oy, ox, at, statistics, statistics + 3, other);
+        for (int c = 0; c < 3; ++c) {
+          for (int j = 0; j < kChunk; ++j) own[c][j] = (own[c][j] - other[c][j]) * (own[c][j] - other[c][j]);
+          sum += run_sum(own[c]);
+        }
+      }
       nearest_one = minimum(nearest_one, sum);
     }
     return sqrt_of(nearest_one / static_cast<A>(3 * samples * samples));
@@ -304,27 +340,29 @@ struct CellFeatures {
 template <class T, int C>
 struct CellFeaturesAdjoint {
   using A = Acc<T>;
-  const T* samples;  // [B, n, slots, places]
+  const T* samples;  // [B, n, channels, places]
   const A* grad;     // [B, n, terms], any strides
   int64_t grad_b, grad_n, grad_t;
   const A* query;
   int64_t query_b;
   T* grad_samples;
   A* grad_query;  // or null
-  int64_t count, places;
+  int64_t count, places, channels;
   int terms, slots, dims;
   Term term[kMaxTerms];
+  int32_t channel[kMaxSlots];
 
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    const T* const from = samples + (b * count + n) * slots * places;
-    T* const to = grad_samples + (b * count + n) * slots * places;
+    const T* const cell = samples + (b * count + n) * channels * places;
+    T* const grad_cell = grad_samples + (b * count + n) * channels * places;
     A* const by_query = grad_query ? grad_query + (b * count + n) * dims : nullptr;
     const A many = static_cast<A>(places);
     for (int d = 0; by_query && d < dims; ++d) by_query[d] = 0;
     A mean[kMaxSlots];
     for (int s = 0; s < slots; ++s) {
+      const T* const from = cell + channel[s] * places;
       mean[s] = 0;
-      for (int64_t i = 0; i < places; ++i) mean[s] += static_cast<A>(from[s * places + i]);
+      for (int64_t i = 0; i < places; ++i) mean[s] += static_cast<A>(from[i]);
       mean[s] = mean[s] / many;
     }
     // A sample's gradient is base + slope * (its value), and what maxima add: rounded once, so half types lose nothing on the
@@ -343,9 +381,9 @@ struct CellFeaturesAdjoint {
           slope[s] += A(2) * g / many;
           break;
         case Statistic::rms: {
+          const T* const from = cell + channel[s] * places;
           A squares = 0;
-          for (int64_t i = 0; i < places; ++i)
-            squares += static_cast<A>(from[s * places + i]) * static_cast<A>(from[s * places + i]);
+          for (int64_t i = 0; i < places; ++i) squares += static_cast<A>(from[i]) * static_cast<A>(from[i]);
           const A root = sqrt_of(squares / many);
           if (root > A(0)) slope[s] += g / (root * many);
           break;
@@ -358,12 +396,8 @@ struct CellFeaturesAdjoint {
       }
     }
     for (int s = 0; s < slots; ++s) {
-      int64_t most = 0, least = 0;
-      for (int64_t i = 1; i < places; ++i) {
-        const A v = static_cast<A>(from[s * places + i]);
-        if (v > static_cast<A>(from[s * places + most])) most = i;
-        if (v < static_cast<A>(from[s * places + least])) least = i;
-      }
+      const T* const from = cell + channel[s] * places;
+      T* const to = grad_cell + channel[s] * places;
       A at_most = 0, at_least = 0;
       for (int t = 0; t < terms; ++t) {
         if (term[t].slot != s) continue;
@@ -371,11 +405,16 @@ struct CellFeaturesAdjoint {
         if (term[t].what == Statistic::max) at_most += g;
         if (term[t].what == Statistic::min) at_least += g;
       }
+      int64_t most = -1, least = -1;
+      for (int64_t i = 0; at_most != A(0) && i < places; ++i)
+        if (most < 0 || static_cast<A>(from[i]) > static_cast<A>(from[most])) most = i;
+      for (int64_t i = 0; at_least != A(0) && i < places; ++i)
+        if (least < 0 || static_cast<A>(from[i]) < static_cast<A>(from[least])) least = i;
       for (int64_t i = 0; i < places; ++i) {
-        A sum = base[s] + counted(slope[s], static_cast<A>(from[s * places + i]));
+        A sum = base[s] + counted(slope[s], static_cast<A>(from[i]));
         if (i == most) sum += at_most;
         if (i == least) sum += at_least;
-        to[s * places + i] = static_cast<T>(sum);
+        to[i] = static_cast<T>(static_cast<A>(to[i]) + sum);
       }
     }
   }
