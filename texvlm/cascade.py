@@ -103,7 +103,7 @@ def select(
         query             what answers the query: relevance over the cell
         anisotropic_text  writing that becomes readable, over a footprint of 4:1 along the line that it belongs to; `axes` are along it
         five_stage        salience in five stages, at LOD 4, 3, 2, 1, 0 for cells of 16 pixels
-        adaptive          salience, with as many cells as hold 0.9 of the picture's score, at most k: `count` varies
+        adaptive          salience, with as many cells as hold 0.9 of the energy of its scores, at most k: `count` varies
         video             salience and motion, and what the last frame kept (`memory`) is a little more likely to stay
         soft              salience of all cells, with weights in [0, 1] that sum to k and carry gradients, in `weights_all`
         learned           by `scorer`, of the features of "salience"

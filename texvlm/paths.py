@@ -57,7 +57,7 @@ LINE_SHARE = 0.1
 """What the mean over that footprint counts in a score, beside the cell itself."""
 
 ADAPTIVE_SHARE = 0.9
-"""An adaptive budget ends where the kept cells hold this share of the picture's score."""
+"""An adaptive budget ends where the kept cells hold this share of the energy (the square) of the picture's score."""
 
 
 def channels_of(term: str) -> set[str]:
@@ -86,7 +86,7 @@ class CascadeConfig:
         levels: of that quadtree; a token of level l covers (cell 2^l)^2 pixels. The whole picture at the coarsest of them is taken to be
             seen anyway: what a token is worth, it is worth over that.
         gains: what a token of that quadtree is worth: detail, text, query, with their weights (`node_values`).
-        budget: "fixed" (k), or "adaptive": as many, up to k, as hold ADAPTIVE_SHARE of the picture's score.
+        budget: "fixed" (k), or "adaptive": as many, up to k, as hold ADAPTIVE_SHARE of the energy of the picture's score.
         memory: what a cell that the previous frame kept is worth more, in standard deviations of the scores.
         contiguity: weight of the mean score of the neighbours (in the same superpixel, where the texture has channel "cluster").
         temperature: of the soft path, in units of the score; None is hard.

@@ -251,9 +251,9 @@ class Run:
         return torch.where(found == self.total, -1, found)
 
     def complexity(self, scores: Tensor) -> Tensor:
-        """How many cells hold ADAPTIVE_SHARE of the picture's score [B, N], above its least, at most k."""
+        """How many cells hold ADAPTIVE_SHARE of the energy of the picture's score [B, N], its square above the least; at most k."""
         finite = torch.where(scores.isfinite(), scores, scores.new_tensor(0.0))
-        above = (finite - finite.amin(1, keepdim=True)).sort(dim=1, descending=True).values.cumsum(1)
+        above = (finite - finite.amin(1, keepdim=True)).square().sort(dim=1, descending=True).values.cumsum(1)
         needed = (above < ADAPTIVE_SHARE * above[:, -1:]).sum(1) + 1
         return needed.clamp(max=min(self.k, self.total))
 
