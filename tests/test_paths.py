@@ -83,7 +83,7 @@ def test_every_path_finds_the_only_object(path: str) -> None:
         assert inside[y0:y1, x0:x1].any(), path
 
 
-def test_five_stages_equal_the_reference() -> None:
+def test_five_stages_equal_the_reference_in_photographs() -> None:
     image = torch.rand(1, 3, 512, 512, generator=torch.Generator().manual_seed(4))
     mine = texvlm.select(image, 20, 16, CascadeConfig(schedule=5))
     theirs = reference.select(image, 20, 16, schedule=5)
@@ -113,7 +113,7 @@ def test_a_query_that_nothing_answers_says_so() -> None:
         texvlm.select(green, 2, 16, "query", "green", embedding=colours())
 
 
-def test_where_a_query_enters() -> None:
+def test_where_a_query_enters_in_photographs() -> None:
     image = scene(512, 512).mean(0, keepdim=True).repeat(3, 1, 1)
     image[0, 400:416, 400:416], image[1:, 400:416, 400:416] = 1.0, 0.0
     cell = 25 * 32 + 25
@@ -123,7 +123,7 @@ def test_where_a_query_enters() -> None:
         assert (kept == [cell]) == found
 
 
-def test_text_is_covered_along_its_lines() -> None:
+def test_text_is_covered_along_its_lines_in_photographs() -> None:
     found = document(31000, 1024, (10, 30))
     overlap = found.overlap(16)
     kept = texvlm.select(found.image, 273, 16, "anisotropic_text")
@@ -139,7 +139,7 @@ def test_text_is_covered_along_its_lines() -> None:
     assert angle.median() < 0.4  # lines are turned by up to 8 degrees
 
 
-def test_an_adaptive_budget_follows_the_picture() -> None:
+def test_an_adaptive_budget_follows_the_picture_in_photographs() -> None:
     busy = torch.rand(3, 512, 512, generator=torch.Generator().manual_seed(5))
     small = torch.full((3, 512, 512), 0.5)
     small[:, 64:96, 64:96] = busy[:, :32, :32]
@@ -148,7 +148,7 @@ def test_an_adaptive_budget_follows_the_picture() -> None:
     assert 4 <= counts[1] <= 40
 
 
-def test_what_was_kept_stays_a_little_likelier() -> None:
+def test_what_was_kept_stays_a_little_likelier_in_photographs() -> None:
     first, second = scene(512, 512, seed=6), scene(512, 512, seed=7)
     blend = [torch.lerp(first, second, w) for w in (0.45, 0.55)]
     before = texvlm.select(blend[0], 60, 16, "video")
@@ -248,7 +248,7 @@ def test_bad_configurations(parts: dict) -> None:
 # ---- mixed levels ----
 
 
-def test_mixed_levels_see_more_than_one() -> None:
+def test_mixed_levels_see_more_than_one_in_photographs() -> None:
     from benchmarks._photographs import photographs
     from benchmarks._reading import blocks_of, shown
 
@@ -273,7 +273,7 @@ def test_mixed_levels_do_not_depend_on_threads() -> None:
     assert torch.equal(results[0].boxes(), results[1].boxes())
 
 
-def test_small_print_gets_fine_tokens_and_large_print_coarse_ones() -> None:
+def test_small_print_gets_fine_tokens_and_large_print_coarse_ones_in_photographs() -> None:
     found = document(31001, 1024, (10, 60))
     selection = texvlm.select(found.image, 200, 16, "multiscale", weights={"detail": 0.0})
     height = texvlm.reading.line_heights(found.image)[0]

@@ -40,6 +40,8 @@ LEFT_OUT_EMULATED = (
     "second_derivatives",
     "functorch",
     "bad_input",
+    "documents.py",  # large pictures: hours, thread by thread
+    "photograph",
     "embedding",  # nothing of ours is under these
     "providers",
     "cpp",
