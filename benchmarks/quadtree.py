@@ -1,4 +1,4 @@
-"""With as many tokens, is a picture nearer to itself at mixed levels than at one level, foveated or downscaled, and what does allotting cost?
+"""At equal tokens, is a picture nearer to itself at mixed levels than at one level, foveated or downscaled; what does allotting cost?
 
 Photographs of scikit-image and scikit-learn, k tokens of 16 x 16 samples over the 8 x coarse picture, which counts for all: the total is
 that of "downscaled", once with antialiased cubic filters (the best there is to be had of torch) and once by area and bilinear. What is

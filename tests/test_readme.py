@@ -16,19 +16,25 @@ def run(block: int) -> dict[str, Any]:
     return names
 
 
-def test_there_are_three_examples() -> None:
-    assert len(BLOCKS) == 3
+def test_there_are_four_examples() -> None:
+    assert len(BLOCKS) == 4
 
 
 def test_first_example_gives_273_patches() -> None:
-    assert run(0)["tokens"].shape == (1, 273, 3, 16, 16)
+    assert run(0)["tokens"].patches.shape == (1, 273, 3, 16, 16)
 
 
-def test_second_example_gives_forty_answers() -> None:
+def test_second_example_takes_four_paths() -> None:
     names = run(1)
+    assert names["mixed"].count.tolist() == [137]
+    assert all(names[path].count.tolist() == [273] for path in ("lines", "query", "mine"))
+
+
+def test_third_example_gives_forty_answers() -> None:
+    names = run(2)
     assert names["answers"].shape == (1, 1, 40) and names["sevens"].shape == (1, 240, 320)
     assert names["origin"] == "picture, previous picture and flow"
 
 
 def test_training_example_learns_where_to_look() -> None:
-    assert run(2)["error"] < 20  # by chance it would be about 90
+    assert run(3)["error"] < 20  # by chance it would be about 90

@@ -18,7 +18,7 @@ CHANNEL_NAMES = {channel.name for channel in CHANNELS}
 SCORERS: dict[str, dict[str, float]] = {
     "salience": {"rms:edge": 1.0, "entropy": 0.5, "mean:saliency": 1.0},
     "query": {"mean:attention": 1.0},
-    "text": {"reading": 1.0},
+    "text": {"reading": 1.0, "rms:edge": 0.01},  # where no text is left, edges
     "predictive": {"residual": 1.0},
 }
 """The terms that each scorer adds up, with their weights: of `cell_features`, or "reading", the text that becomes readable by a cell

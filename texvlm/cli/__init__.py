@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 
 from texvlm import __version__
 
+SELECT_PATHS = ("salience", "query", "anisotropic_text", "five_stage", "adaptive", "predictive", "multiscale")
+"""Those that need no more than a picture, or a picture and a query."""
+
 
 class Complaint(Exception):
     """Something that the person at the keyboard can mend: printed as one line, exit status 2."""
@@ -74,6 +77,12 @@ def parser() -> argparse.ArgumentParser:
         help="the kept cells as JSON",
         description="The kept cells as JSON, best first. x, y, width and height are pixels of the picture in its file, upright, "
         "also where --max-size shrinks it; row, col and index count cells of the grid.",
+    )
+    select.add_argument(
+        "--path", choices=SELECT_PATHS, help="how they are chosen (salience, or query where there is one): see texvlm.select"
+    )
+    select.add_argument(
+        "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: the cells are then kept by relevance"
     )
     select.add_argument("--json", default="-", metavar="FILE", help="where to write them; - is standard output (the default)")
 

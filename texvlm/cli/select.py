@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,10 @@ def describe(picture: Picture, selection: Any) -> dict[str, Any]:
     tops = _edges(rows, cell, picture.height, picture.full[0])
     lefts = _edges(columns, cell, picture.width, picture.full[1])
     cells = []
-    for index, score in zip(selection.indices[0, :count].tolist(), selection.score[0, :count].tolist()):
+    kept = (values[0, :count].tolist() for values in (selection.indices, selection.score, selection.lod))
+    for index, score, lod in zip(*kept):
         row, column = divmod(index, columns)
+        bottom, right = min(rows, row + 2 ** int(lod)), min(columns, column + 2 ** int(lod))
         cells.append(
             {
                 "index": index,
@@ -42,8 +46,9 @@ def describe(picture: Picture, selection: Any) -> dict[str, Any]:
                 "col": column,
                 "x": lefts[column],
                 "y": tops[row],
-                "width": lefts[column + 1] - lefts[column],
-                "height": tops[row + 1] - tops[row],
+                "width": lefts[right] - lefts[column],
+                "height": tops[bottom] - tops[row],
+                "lod": int(lod),
                 "score": score,
             }
         )
@@ -65,10 +70,27 @@ def _edges(cells: int, cell: int, seen: int, full: int) -> list[int]:
     return [(2 * min(i * cell, seen) * full + seen) // (2 * seen) for i in range(cells + 1)]
 
 
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    """The path and what is looked for, as arguments of `texvlm.select`."""
+    query = None if args.query is None else " ".join(args.query.split())
+    if query == "":
+        raise Complaint("--query is empty: say what to look for, such as seven")
+    if query is None:
+        return {"path": args.path or "salience"}
+    import texvlm
+
+    return {"path": args.path or "query", "query": query, "embedding": texvlm.Embedding(texvlm.DigitsEmbedding())}
+
+
 def run(args: argparse.Namespace) -> int:
     """The command."""
     picture = read_picture(args.image, args.max_size)
-    text = json.dumps(describe(picture, choose(picture.image, args.k, args.cell)), indent=1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        selection = choose(picture.image, args.k, args.cell, **asked(args))
+    for warning in said:
+        print(f"texvlm: {warning.message}", file=sys.stderr)
+    text = json.dumps(describe(picture, selection), indent=1)
     if args.json == "-":
         print(text, flush=True)
         return 0

@@ -115,24 +115,6 @@ def texel_centres(height: int, width: int) -> Tensor:
     return torch.stack([u, v], dim=-1).view(1, -1, 2)
 
 
-def cell_centres(selection: Any, height: int, width: int) -> Tensor:
-    """The centres of the kept cells of the first picture as uv [1, count, 2]."""
-    index = selection.indices[:1, : int(selection.count[0])]
-    columns = selection.grid[1]
-    x = (index % columns + 0.5) * selection.cell / width
-    y = (index.div(columns, rounding_mode="floor") + 0.5) * selection.cell / height
-    return torch.stack([x, y], dim=-1)
-
-
-def kept_mask(selection: Any, height: int, width: int) -> Tensor:
-    """Bool [H, W]: the pixels of the kept cells of the first picture."""
-    rows, columns = selection.grid
-    kept = torch.zeros(rows * columns, dtype=torch.bool)
-    kept[selection.indices[0, : int(selection.count[0])]] = True
-    row, column = torch.arange(height) // selection.cell, torch.arange(width) // selection.cell
-    return kept[row[:, None] * columns + column]
-
-
 def look(picture: Picture, k: int, cell: int, channels: str = "all", sources: Sources | None = None) -> tuple[Scene, list[Stage]]:
     """Runs the stages on a picture; every one is the public function that a program would call."""
     import texvlm
@@ -175,22 +157,21 @@ def look(picture: Picture, k: int, cell: int, channels: str = "all", sources: So
             answers = texvlm.build_channels(image, None, sources.query, axes, embedding=sources.embedding, levels=1)
         relevance, ms = timed(lambda: texvlm.relevance(answers))
         stages.append(Stage("relevance", f"up to {float(relevance.max()):.2f}", ms, _megabytes(relevance)))
-        # The cascade, with relevance in the place of saliency and nothing else to count.
-        scored = texvlm.build_channels(image, channels=SCORE_CHANNELS, given={"saliency": relevance})
-        options["weights"] = {"edge": 0.0, "entropy": 0.0, "saliency": 1.0}
+        options = {"path": "query", "query": sources.query, "embedding": sources.embedding}
     elif set(SCORE_CHANNELS) <= set(built):
         scored = texture
     choose(scored, k, cell, **options)  # it refuses what it refuses, before it is timed
     selection, select_ms = timed(lambda: choose(scored, k, cell, **options))
     rows, columns = selection.grid
     count = int(selection.count[0])
-    centres = cell_centres(selection, height, width)
+    centres = selection.centres()[:1, :count]
     colours = texvlm.Texture(picture.image)
     tokens, tokens_ms = timed(lambda: colours.patches(centres, 0.0, size=cell))
     uv, lod = texel_centres(height, width), (cell - 1).bit_length()
     coarse, coarse_ms = timed(lambda: colours.sample(uv, float(lod)))
     sharp = colours.level(0)[0]
-    seen = torch.where(kept_mask(selection, height, width), sharp, coarse[0].T.reshape(3, height, width))
+    kept = selection.mask()[0].repeat_interleave(cell, 0).repeat_interleave(cell, 1)[:height, :width]
+    seen = torch.where(kept, sharp, coarse[0].T.reshape(3, height, width))
     stages += [
         Stage(
             "cascade",
