@@ -269,3 +269,38 @@ def test_gradients_are_sums_in_a_fixed_order(device: torch.device, deterministic
     for exact, first, second in zip(*results, strict=True):
         assert torch.equal(first, second)
         torch.testing.assert_close(first.double(), exact, rtol=1e-3, atol=1e-3)
+
+
+# ---- where to look ----
+
+
+def test_fixations_inhibit_return() -> None:
+    plane = torch.zeros(2, 20, 40)
+    plane[0, 5, 10], plane[0, 5, 11], plane[0, 15, 30] = 3.0, 2.9, 1.0
+    plane[1, 10, 20] = torch.nan
+    plane[1, 2, 3] = 1.0
+    uv, value = texvlm.fixate(plane, 2, radius=0.1)
+    torch.testing.assert_close(uv[0], torch.tensor([[10.5 / 40, 5.5 / 20], [30.5 / 40, 15.5 / 20]]))
+    assert value[0].tolist() == [3.0, 1.0]
+    torch.testing.assert_close(uv[1], torch.tensor([[3.5 / 40, 2.5 / 20], [0.5, 0.5]]))  # nothing is left: the centre
+    narrow = texvlm.fixate(plane, 2, radius=1e-3)[0]
+    torch.testing.assert_close(narrow[0, 1], torch.tensor([11.5 / 40, 5.5 / 20]))
+    assert texvlm.fixate(plane, 0)[0].shape == (2, 0, 2)
+    with pytest.raises(ValueError, match=r"plane must be \[B, h, w\]"):
+        texvlm.fixate(plane[0])
+
+
+def test_directional_foveation_reads_along_a_line() -> None:
+    texture = texvlm.Texture(torch.rand(1, 3, 256, 256))
+    fixation, layout = torch.tensor([[[0.5, 0.5]]]), texvlm.FoveaLayout(fovea=4, rings=(6,))
+    plain = texvlm.sample_foveated(texture, fixation, layout)
+    same = texvlm.sample_foveated(texture, fixation, layout, axes=torch.eye(2)[None, None])
+    torch.testing.assert_close(same.uv, plain.uv)
+    torch.testing.assert_close(same.lod, plain.lod)
+    torch.testing.assert_close(same.patches, plain.patches)
+    along = texvlm.sample_foveated(texture, fixation, layout, axes=texvlm.line_axes(torch.tensor([[[1.0, 0.0]]])))
+    inner = slice(0, 16)
+    spread = [(t.uv[0, 0, inner] - 0.5).abs().amax(0) for t in (plain, along)]
+    torch.testing.assert_close(spread[1], spread[0] * torch.tensor([2.0, 0.5]))
+    with pytest.raises(ValueError, match="axes must be"):
+        texvlm.sample_foveated(texture, fixation, layout, axes=torch.eye(2))

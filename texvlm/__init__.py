@@ -18,7 +18,7 @@ from texvlm.embedding import ClipEmbedding, DigitsEmbedding, Embedding, Embeddin
 from texvlm.features import cell_features
 from texvlm.flow import optical_flow
 from texvlm.footprint import sample_grad
-from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
+from texvlm.fovea import FoveaLayout, FoveatedTokens, fixate, line_axes, sample_foveated
 from texvlm.hardware import empty_texture_cache, sample_grad_hardware, sample_lod_hardware, texture_cache_stats
 from texvlm.history import attention_map, fixation_history, gaussian_splat, gaze_history
 from texvlm.laplacian import laplacian_decompose, laplacian_reconstruct
@@ -69,6 +69,7 @@ __all__ = [
     "empty_cache",
     "empty_texture_cache",
     "extract_patches",
+    "fixate",
     "fixation_history",
     "gaussian_splat",
     "gaze_history",
@@ -76,6 +77,7 @@ __all__ = [
     "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",
+    "line_axes",
     "motion",
     "optical_flow",
     "quadtree_cut",

@@ -170,8 +170,84 @@ def _on_square(turn: float) -> tuple[float, float]:
 _DEFAULT = FoveaLayout()
 
 
+def fixate(plane: Tensor, count: int = 1, radius: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Where to look: the peaks of a plane, one after another, each inhibiting the return to its surroundings.
+
+    The highest place is looked at; then the plane is multiplied by 1 - exp(-d^2 / (2 radius^2)), d the distance from there, and so on:
+    the winner takes all, and return is inhibited (L. Itti, C. Koch, E. Niebur, 1998). The plane may be relevance to a query
+    (`relevance(texture, level=4)`), a map of cross-attention, or saliency.
+
+    Args:
+        plane: [B, h, w], at least 0; values that are not finite are never looked at. Less its least value, where that is negative.
+        count: how many fixations.
+        radius: standard deviation of the inhibition, in units of the longer side.
+
+    Returns:
+        uv [B, count, 2], the centres of the places, for `sample_foveated`, and the plane's values [B, count] there. Ties go to the first
+        place; where nothing is left, the centre of the picture. Gradients go to the values.
+
+    Example:
+        >>> import torch, texvlm
+        >>> plane = torch.zeros(1, 4, 8)
+        >>> plane[0, 1, 2], plane[0, 3, 7] = 2.0, 1.0
+        >>> texvlm.fixate(plane, 2)[0]
+        tensor([[[0.3125, 0.3750],
+                 [0.9375, 0.8750]]])
+    """
+    plane = real_tensor("plane", plane)
+    if plane.dim() != 3 or 0 in plane.shape[1:]:
+        raise ValueError(f"plane must be [B, h, w] and not empty, got {list(plane.shape)}")
+    count = integer("count", count, 0)
+    if not (math.isfinite(radius) and radius > 0):
+        raise ValueError(f"radius must be positive, got {radius}")
+    dtype, (height, width) = acc_dtype(plane.dtype), plane.shape[1:]
+    known = plane.detach().isfinite()
+    left = torch.where(known, plane.detach().to(dtype), 0)
+    left = torch.where(known, left - left.amin((1, 2), keepdim=True).clamp(max=0), 0).flatten(1)
+    y, x = ((torch.arange(n, dtype=dtype, device=plane.device) + 0.5) for n in (height, width))
+    at = torch.stack([x.repeat(height), y.repeat_interleave(width)], dim=-1)  # [h w, 2] in cells
+    size = torch.stack([x[-1] + 0.5, y[-1] + 0.5])
+    sigma = radius * max(height, width)
+    places, values = [], []
+    for _ in range(count):
+        best = left.argmax(1, keepdim=True)
+        place = torch.where(left.gather(1, best) > 0, at[best[:, 0]], size / 2)
+        places.append(place / size)
+        values.append(plane.flatten(1).gather(1, best))
+        distance = (at - place[:, None]).square().sum(-1)
+        left = left * -torch.expm1(-distance / (2 * sigma * sigma))
+    if not places:
+        return plane.new_empty((len(plane), 0, 2), dtype=dtype), plane.new_empty((len(plane), 0))
+    return torch.stack(places, dim=1), torch.cat(values, dim=1)
+
+
+def line_axes(direction: Tensor, aspect: float = 4.0) -> Tensor:
+    """Axes that stretch a square to `aspect` along a direction and shrink it across, the area kept.
+
+    Args:
+        direction: [..., 2], (x, y), of any length but 0.
+        aspect: how much longer than high.
+
+    Returns:
+        [..., 2, 2] for `extract_patches(axes=)` and `sample_foveated(axes=)`: its columns are the images of the x and y unit vectors.
+
+    Example:
+        >>> import torch, texvlm
+        >>> texvlm.line_axes(torch.tensor([1.0, 0.0]))
+        tensor([[2.0000, -0.0000],
+                [0.0000, 0.5000]])
+    """
+    along = torch.nn.functional.normalize(direction, dim=-1)
+    across = torch.stack([-along[..., 1], along[..., 0]], dim=-1)
+    return torch.stack([along * math.sqrt(aspect), across / math.sqrt(aspect)], dim=-1)
+
+
 def sample_foveated(
-    texture: Texture, fixation: Tensor, layout: FoveaLayout | None = None, address: str = "clamp"
+    texture: Texture,
+    fixation: Tensor,
+    layout: FoveaLayout | None = None,
+    address: str = "clamp",
+    axes: Tensor | None = None,
 ) -> FoveatedTokens:
     """Samples the tokens of a layout around fixations: sharp where one looks, coarse elsewhere.
 
@@ -185,6 +261,8 @@ def sample_foveated(
             the picture.
         layout: see `FoveaLayout`; by default 273 tokens of 16 x 16 samples.
         address: what samples beyond the border read: "clamp", "wrap", "mirror" or "border" (zero).
+        axes: [B, F, 2, 2], a direction joined with the radial law: offsets and patches are mapped by it (`line_axes` stretches them along
+            a line of text), and e is the distance before.
 
     Returns:
         FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N], float32 (float64 for
@@ -210,8 +288,19 @@ def sample_foveated(
     layout = layout or _DEFAULT
     fixation = fixation.to(acc_dtype(texture.data.dtype))
     offsets, m0, e0 = layout.place(fixation.dtype, fixation.device)
-    uv, lod = ops.fovea_tokens(fixation, offsets, m0, e0, texture.height, texture.width, texture.levels)
-    patches = extract_patches(texture, uv.flatten(1, 2), lod.flatten(1, 2), layout.patch, None, address)
+    turned = None
+    if axes is None:
+        uv, lod = ops.fovea_tokens(fixation, offsets, m0, e0, texture.height, texture.width, texture.levels)
+    else:
+        if axes.shape != (*fixation.shape[:2], 2, 2):
+            raise ValueError(f"axes must be {[*fixation.shape[:2], 2, 2]}, got {list(axes.shape)}")
+        axes = real_tensor("axes", axes, fixation.dtype)
+        size = fixation.new_tensor([texture.width, texture.height])
+        position = fixation[:, :, None] + torch.einsum("bfij,nj->bfni", axes, offsets) / size
+        uv = position.clamp(0, 1)
+        lod = ((offsets.norm(dim=-1) + e0) / m0).log2().clamp(0, texture.levels - 1).expand(uv.shape[:3])
+        turned = axes[:, :, None].expand(-1, -1, layout.count, -1, -1).flatten(1, 2)
+    patches = extract_patches(texture, uv.flatten(1, 2), lod.flatten(1, 2), layout.patch, turned, address)
     return FoveatedTokens(patches.unflatten(1, (fixation.shape[1], layout.count)), uv, lod)
 
 

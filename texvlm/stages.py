@@ -14,6 +14,7 @@ from texvlm._ext import acc_dtype, ops
 from texvlm.allocation import node_values
 from texvlm.features import term_channels
 from texvlm.footprint import sample_grad
+from texvlm.fovea import line_axes
 from texvlm.paths import (
     ADAPTIVE_SHARE,
     AUTO_CELLS,
@@ -175,8 +176,7 @@ class Run:
             else torch.tensor([columns, rows], dtype=strength.dtype).to(scores.device, non_blocking=True)
         )
         line = sample_grad(plane, centre.expand(self.batch, -1, 2).to(strength.dtype), LINE_ASPECT * along / size, across / size)
-        stretch = math.sqrt(LINE_ASPECT)
-        axes = torch.stack([along * stretch, across / stretch], dim=-1)
+        axes = line_axes(along, LINE_ASPECT)
         return torch.lerp(scores, line[..., 0], LINE_SHARE), axes
 
     # ---- one level ----
