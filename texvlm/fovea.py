@@ -295,8 +295,8 @@ def sample_foveated(
         if axes.shape != (*fixation.shape[:2], 2, 2):
             raise ValueError(f"axes must be {[*fixation.shape[:2], 2, 2]}, got {list(axes.shape)}")
         axes = real_tensor("axes", axes, fixation.dtype)
-        size = fixation.new_tensor([texture.width, texture.height])
-        position = fixation[:, :, None] + torch.einsum("bfij,nj->bfni", axes, offsets) / size
+        x, y = torch.einsum("bfij,nj->bfni", axes, offsets).unbind(-1)
+        position = fixation[:, :, None] + torch.stack([x / texture.width, y / texture.height], dim=-1)
         uv = position.clamp(0, 1)
         lod = ((offsets.norm(dim=-1) + e0) / m0).log2().clamp(0, texture.levels - 1).expand(uv.shape[:3])
         turned = axes[:, :, None].expand(-1, -1, layout.count, -1, -1).flatten(1, 2)

@@ -106,8 +106,8 @@ def line_heights(image: ImageLike, text: Tensor | None = None) -> Tensor:
                 heights.append(math.log2(band << (octave + 1)))
         around = F.avg_pool2d(torch.stack(found, dim=1) * text[:, None], ALONG, 1, (ALONG[0] // 2, ALONG[1] // 2))
         weight = (around / around.amax(dim=1, keepdim=True).clamp(min=1e-30)) ** SHARPNESS
-        octaves = torch.tensor(heights, device=picture.device)[:, None, None]
-        mean = (weight * octaves).sum(1) / weight.sum(1).clamp(min=1e-30)
+        total = sum(part * octave for part, octave in zip(weight.unbind(1), heights))  # no copy of them to the device
+        mean = total / weight.sum(1).clamp(min=1e-30)
         return LINE * torch.exp2(mean.clamp(min=heights[0]))
 
 

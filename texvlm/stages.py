@@ -100,8 +100,8 @@ class Run:
             scores = torch.zeros(cells.shape, dtype=acc_dtype(self.texture.data.dtype), device=cells.device)
             if terms:
                 features = self.features(cells, samples, list(terms))
-                weight = torch.tensor(list(terms.values()), dtype=features.dtype)
-                scores = features @ (weight if cells.device.type == "cpu" else weight.to(cells.device, non_blocking=True))
+                for weight, feature in zip(terms.values(), features.unbind(-1)):
+                    scores = scores.add(feature, alpha=weight)
             if reading:
                 scores = scores + reading * self.reading().gather(1, cells.clamp(min=0))
         if self.stayed is not None and config.memory:
@@ -169,13 +169,8 @@ class Run:
         centre = torch.stack(
             [(index % columns + 0.5) / columns, (index.div(columns, rounding_mode="floor") + 0.5) / rows], dim=-1
         )
-        cells = strength.new_tensor([columns, rows]) if scores.device.type == "cpu" else None
-        size = (
-            cells
-            if cells is not None
-            else torch.tensor([columns, rows], dtype=strength.dtype).to(scores.device, non_blocking=True)
-        )
-        line = sample_grad(plane, centre.expand(self.batch, -1, 2).to(strength.dtype), LINE_ASPECT * along / size, across / size)
+        unit_x, unit_y = (torch.stack([v[..., 0] / columns, v[..., 1] / rows], dim=-1) for v in (LINE_ASPECT * along, across))
+        line = sample_grad(plane, centre.expand(self.batch, -1, 2).to(strength.dtype), unit_x, unit_y)
         axes = line_axes(along, LINE_ASPECT)
         return torch.lerp(scores, line[..., 0], LINE_SHARE), axes
 

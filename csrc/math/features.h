@@ -74,7 +74,7 @@ struct Histogram {
   template <class A>
   TEXVLM_HD void add(const A (*rgb)[kChunk], int n) {
     int bin[kChunk];
-    for (int j = 0; j < n; ++j) bin[j] = luma_bin(luma(rgb[0][j], rgb[1][j], rgb[2][j]));
+    for (int j = 0; j < kChunk; ++j) bin[j] = luma_bin(luma(rgb[0][j], rgb[1][j], rgb[2][j]));
     if (room < n) unpack();
     room -= n;
     for (int j = 0; j < n; ++j) {
@@ -242,6 +242,21 @@ struct CellFeatures {
     }
   };
 
+  // Neighbouring texels of one channel. The usual numbers are known to the compiler: so few in a loop of unknown length cost more
+  // than they take.
+  template <int N>
+  TEXVLM_HD void copy_texels(const T* from, A* to) const {
+    for (int j = 0; j < N; ++j) to[j] = static_cast<A>(from[j * texture.channels]);
+  }
+  TEXVLM_HD void copy_row(const T* from, int n, A* to) const {
+    if (n == 16) return copy_texels<16>(from, to);
+    if (n == 8) return copy_texels<8>(from, to);
+    if (n == 4) return copy_texels<4>(from, to);
+    if (n == 3) return copy_texels<3>(from, to);
+    if (n == 1) return copy_texels<1>(from, to);
+    for (int j = 0; j < n; ++j) to[j] = static_cast<A>(from[j * texture.channels]);
+  }
+
   // Slots [s0, s1) of a run of the samples of a cell: values[slot - s0], 0 beyond those n that there are. Returns n. A run of
   // another side is one of the centres of the 3 x 3 cells around.
   TEXVLM_HD int read(const T* texels, int64_t cy, int64_t cx, const Run& run, int s0, int s1, A (*values)[kChunk]) const {
@@ -264,8 +279,7 @@ struct CellFeatures {
         for (int s = s0; s < s1; ++s) {
           const T* const from = line + channel[s];
           if (inside) {
-            const T* TEXVLM_RESTRICT const p = from + left * texture.channels;
-            for (int j = 0; j < columns; ++j) to[s - s0][first + j] = static_cast<A>(p[j * texture.channels]);
+            copy_row(from + left * texture.channels, columns, to[s - s0] + first);
           } else {
             for (int j = 0; j < columns; ++j)
               to[s - s0][first + j] = static_cast<A>(from[clamp<int64_t>(left + j, 0, width - 1) * texture.channels]);
