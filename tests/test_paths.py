@@ -186,6 +186,22 @@ def test_predictive_drops_duplicates_and_loses_nothing() -> None:
     assert int(texvlm.select(noise, 48, 16, "predictive").count) == 48
 
 
+@pytest.mark.parametrize("bound", [0.0, 0.02, 0.1])
+def test_what_is_left_out_can_be_put_back_within_the_bound(bound: float) -> None:
+    g = torch.Generator().manual_seed(10)
+    ramp = torch.linspace(0, 1, 100).expand(2, 3, 70, 100) + 0.01 * torch.rand(2, 3, 70, 100, generator=g)
+    ramp[1, :, :40] = 0.25
+    source = texvlm.predict_cells(ramp, 8, bound)
+    cells = F.pixel_unshuffle(F.pad(ramp, (0, 4, 0, 2), mode="replicate"), 8).flatten(2).transpose(1, 2)
+    back = cells.gather(1, source[..., None].expand_as(cells))
+    assert (back - cells).abs().max() <= bound
+    kept = source == torch.arange(source.shape[1])
+    assert torch.equal(source.gather(1, source), source)  # only kept cells are sources
+    assert kept[:, 0].all() and (bound == 0) == bool(kept[0].all()) and not kept[1].all()
+    selection = texvlm.select(ramp, 200, 8, CascadeConfig(terms={"residual": 1.0}, schedule=1, bound=bound))
+    assert selection.count.tolist() == kept.sum(1).tolist()
+
+
 def test_clusters_first() -> None:
     image = scene(256, 256)
     selection = texvlm.select(image, 10, 16, CascadeConfig(schedule="clusters"))

@@ -44,12 +44,24 @@ STAGES = [
     "quadtree",
     "reading",
     "allocation",
+    "prediction",
     "selection",
     "paths",
     "stages",
     "cascade",
 ]
-PYTHON_ALONE = {"texture", "pca", "retrieval", "channel_sources", "reading", "allocation", "selection", "paths", "stages"}
+PYTHON_ALONE = {
+    "texture",
+    "pca",
+    "retrieval",
+    "channel_sources",
+    "reading",
+    "allocation",
+    "prediction",
+    "selection",
+    "paths",
+    "stages",
+}
 PINNED = [
     "CHANNELS",
     "FoveaLayout",

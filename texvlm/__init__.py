@@ -25,6 +25,7 @@ from texvlm.laplacian import laplacian_decompose, laplacian_reconstruct
 from texvlm.patches import extract_patches
 from texvlm.paths import CascadeConfig
 from texvlm.pca import PCA
+from texvlm.prediction import predict_cells
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.quadtree import QuadtreeCut, quadtree_cut
 from texvlm.salience import saliency
@@ -80,6 +81,7 @@ __all__ = [
     "line_axes",
     "motion",
     "optical_flow",
+    "predict_cells",
     "quadtree_cut",
     "relevance",
     "saliency",

@@ -90,7 +90,7 @@ class CascadeConfig:
         memory: what a cell that the previous frame kept is worth more, in standard deviations of the scores.
         contiguity: weight of the mean score of the neighbours (in the same superpixel, where the texture has channel "cluster").
         temperature: of the soft path, in units of the score; None is hard.
-        bound: "predictive": a cell that its left, upper or upper left neighbour predicts up to this root mean square is not kept.
+        bound: "predictive": a cell is not kept if a neighbour predicts it up to this in every value (`predict_cells`); None: all may be.
     """
 
     terms: Mapping[str, float] = field(default_factory=lambda: SCORERS["salience"])

@@ -26,6 +26,7 @@ from texvlm.paths import (
     STAGE_CELLS,
     CascadeConfig,
 )
+from texvlm.prediction import predict_cells
 from texvlm.quadtree import quadtree_cut, tree_shapes
 from texvlm.reading import text_values
 from texvlm.selection import Selection
@@ -212,8 +213,9 @@ class Run:
         if config.footprint == "line":
             scores, axes = self.along_lines(scores)
         if config.bound is not None:
-            limit = (scores > config.bound).sum(1)
-            scores = torch.where(scores > config.bound, scores, -torch.inf)
+            kept = self.unpredicted(scores, config.bound)
+            limit = kept.sum(1)
+            scores = torch.where(kept, scores, -torch.inf)
         if config.temperature is not None:
             weights_all = soft_weights(scores, min(self.k, total), config.temperature)
         if config.budget == "adaptive" and coarse is not None:
@@ -227,6 +229,14 @@ class Run:
             axes = axes.gather(1, best[..., None, None].expand(-1, -1, 2, 2))
         self.warn(values)
         return self.selection(chosen, values, limit, weight, weights_all, axes=axes)
+
+    def unpredicted(self, residual: Tensor, bound: float) -> Tensor:
+        """Which cells [B, N] no neighbour predicts; exact duplicates are those without a residual."""
+        if bound == 0:
+            return residual != 0
+        rgb = [self.texture.index(name) for name in ("red", "green", "blue")]
+        source = predict_cells(self.texture.level(0)[:, rgb], self.cell, bound)
+        return source == torch.arange(self.total, device=source.device)
 
     def in_clusters(self, cells: Tensor) -> Tensor:
         """Candidates [B, up to 500], ascending, -1 last: the best cells, by one sample, of the superpixels with the best mean."""
