@@ -98,8 +98,8 @@ struct Cells {
   }
 };
 
-Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs& of, int64_t cell, int64_t samples,
-                     const Names& terms, at::IntArrayRef channels, Maybe query, at::IntArrayRef lights) {
+Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs& of, int64_t cell, int64_t samples, Names terms,
+                     at::IntArrayRef channels, Maybe query, at::IntArrayRef lights) {
   const Cells c("cell_features", data, cells, of, cell, samples, terms, channels, query, lights);
   Tensor out = new_tensor({c.batch, c.count, static_cast<int64_t>(c.terms.size())}, acc_dtype(data.scalar_type()), data.device());
   if (c.terms.empty()) return out;
@@ -142,7 +142,7 @@ Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs&
 
 // The samples of a cell are a patch around its centre, so their gradients go the way of those.
 std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tensor& data, const Tensor& cells,
-                                                  const TextureArgs& of, int64_t cell, int64_t samples, const Names& terms,
+                                                  const TextureArgs& of, int64_t cell, int64_t samples, Names terms,
                                                   at::IntArrayRef channels, Maybe query, at::IntArrayRef lights,
                                                   std::array<bool, 2> mask) {
   const char* op = "cell_features_backward";
