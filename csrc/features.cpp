@@ -115,6 +115,7 @@ Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs&
     f.query_b = c.dims && c.query.size(0) > 1 ? c.dims : 0;
     f.out = pointer<A>(out);
     f.count = c.count, f.rows = c.rows, f.columns = c.columns, f.cell = cell, f.samples = samples;
+    f.rows_at_once = samples >= kChunk ? 1 : kChunk / samples;
     f.terms = static_cast<int>(c.terms.size()), f.statistics = c.statistics, f.dims = static_cast<int>(c.dims);
     f.entropy_too = c.entropy_too;
     for (const Term& term : c.terms)

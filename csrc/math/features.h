@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "filter.h"
 
@@ -155,8 +156,8 @@ struct CellFeatures {
   int64_t stride_b, stride_n;
   const A* query;  // [B or 1, dims]
   int64_t query_b;
-  A* out;  // [B, n, terms]
-  int64_t count, rows, columns, cell, samples;
+  A* out;                                                     // [B, n, terms]
+  int64_t count, rows, columns, cell, samples, rows_at_once;  // rows_at_once: of samples, in a run
   int terms, statistics, dims;
   bool entropy_too, all_moments;
   bool any_nearest;
@@ -176,7 +177,9 @@ struct CellFeatures {
       return;
     }
     const T* const texels = texture.data + b * texture.batch_stride;
-    const int64_t cy = id / columns, cx = id - cy * columns;
+    // divided as 32 bits where that will do: it is several times as fast
+    const bool small = ((id | columns) >> 31) == 0;
+    const int64_t cy = small ? static_cast<uint32_t>(id) / static_cast<uint32_t>(columns) : id / columns, cx = id - cy * columns;
     Moments<A> moments[kMaxSlots];
     Histogram histogram;
     const A places = static_cast<A>(samples * samples);
@@ -184,13 +187,13 @@ struct CellFeatures {
     const bool around = samples == 1, lights = entropy_too && !around;
     A values[kMaxSlots][kChunk];
     const int slots = lights ? statistics + 3 : statistics;
-    for (Run at{samples}; slots > 0 && at.y < samples; at.next()) {
+    for (Run at{samples, rows_at_once}; slots > 0 && at.y < samples; at.next()) {
       const int n = read(texels, cy, cx, at, 0, slots, values);
       for (int s = 0; s < statistics; ++s) moments[s].add(values[s], n, at.y == 0 && at.x == 0, all_moments);
       if (lights) histogram.add(values + statistics, n);
     }
     if (entropy_too && around) {
-      const int n = read(texels, cy, cx, Run{kSamplesAround}, statistics, statistics + 3, values);
+      const int n = read(texels, cy, cx, Run{kSamplesAround, kSamplesAround}, statistics, statistics + 3, values);
       histogram.add(values, n);
     }
     for (int t = 0; t < terms; ++t) {
@@ -230,30 +233,29 @@ struct CellFeatures {
 
   // A run of the side x side samples of a cell: as many whole rows as it holds, or a part of one.
   struct Run {
-    int64_t side, y = 0, x = 0;
+    int64_t side, whole, y = 0, x = 0;  // whole: rows of a run
 
-    TEXVLM_HD int rows() const { return side >= kChunk ? 1 : static_cast<int>(minimum<int64_t>(kChunk / side, side - y)); }
+    TEXVLM_HD int rows() const { return static_cast<int>(minimum(whole, side - y)); }
     TEXVLM_HD int columns() const { return static_cast<int>(minimum<int64_t>(kChunk, side - x)); }
     TEXVLM_HD void next() {
       x += kChunk;
       if (x < side) return;
       x = 0;
-      y += rows();
+      y += whole;
     }
   };
 
-  // Neighbouring texels of one channel. The usual numbers are known to the compiler: so few in a loop of unknown length cost more
-  // than they take.
-  template <int N>
-  TEXVLM_HD void copy_texels(const T* from, A* to) const {
-    for (int j = 0; j < N; ++j) to[j] = static_cast<A>(from[j * texture.channels]);
+  // Neighbouring texels of one channel, the usual numbers of them one by one: a loop would become a gather, which is slower.
+  template <int... J>
+  TEXVLM_HD void copy_texels(const T* from, A* to, std::integer_sequence<int, J...>) const {
+    ((to[J] = static_cast<A>(from[J * texture.channels])), ...);
   }
   TEXVLM_HD void copy_row(const T* from, int n, A* to) const {
-    if (n == 16) return copy_texels<16>(from, to);
-    if (n == 8) return copy_texels<8>(from, to);
-    if (n == 4) return copy_texels<4>(from, to);
-    if (n == 3) return copy_texels<3>(from, to);
-    if (n == 1) return copy_texels<1>(from, to);
+    if (n == 16) return copy_texels(from, to, std::make_integer_sequence<int, 16>());
+    if (n == 8) return copy_texels(from, to, std::make_integer_sequence<int, 8>());
+    if (n == 4) return copy_texels(from, to, std::make_integer_sequence<int, 4>());
+    if (n == 3) return copy_texels(from, to, std::make_integer_sequence<int, 3>());
+    if (n == 1) return copy_texels(from, to, std::make_integer_sequence<int, 1>());
     for (int j = 0; j < n; ++j) to[j] = static_cast<A>(from[j * texture.channels]);
   }
 
@@ -334,7 +336,7 @@ struct CellFeatures {
       const bool first = cy == 0 && cx == 0;
       if (!first && (oy < 0 || ox < 0)) continue;
       A sum = 0;
-      for (Run at{samples}; at.y < samples; at.next()) {
+      for (Run at{samples, rows_at_once}; at.y < samples; at.next()) {
         A own[3][kChunk] = {}, other[3][kChunk] = {};
         read(texels, cy, cx, at, statistics, statistics + 3, own);
         if (!first) read(texels, oy, ox, at, statistics, statistics + 3, other);
