@@ -21,6 +21,7 @@ import texvlm  # noqa: E402
 from texvlm import cli  # noqa: E402
 from texvlm.cli import doctor, toolkit  # noqa: E402
 from texvlm.cli.image import read_picture  # noqa: E402
+from texvlm.paths import PATHS  # noqa: E402
 
 
 @pytest.fixture
@@ -155,6 +156,29 @@ def test_select_keeps_at_most_all_cells(photo: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["select", str(photo), "-k", str(k)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["count"] == len(found["cells"]) == 12
+
+
+@pytest.mark.parametrize("path", cli.SELECT_PATHS)
+def test_select_takes_the_paths_that_need_no_more_than_a_picture(
+    path: str, photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert path in PATHS
+    query = ["--query", "seven"] if path == "query" else []
+    assert cli.main(["select", str(photo), "-k", "3", "--cell", "8", "--path", path, *query]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 1 <= found["count"] <= 3
+    assert all(cell["width"] <= 8 << cell["lod"] and cell["height"] <= 8 << cell["lod"] for cell in found["cells"])
+
+
+def test_select_and_view_keep_the_same_for_a_query(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from texvlm.cli.view import Sources, look
+
+    assert cli.main(["select", str(photo), "-k", "5", "--cell", "8", "--query", "seven"]) == 0
+    found = [cell["index"] for cell in json.loads(capsys.readouterr().out)["cells"]]
+    sources = Sources(query="seven", embedding=texvlm.Embedding(texvlm.DigitsEmbedding()))
+    scene, _ = look(read_picture(str(photo), None), 5, 8, "edge", sources)
+    assert scene.selection.indices[0].tolist() == found
+    assert "takes no query" in complaint(capsys, "select", photo, "--path", "salience", "--query", "seven")
 
 
 def test_reads_standard_input(photo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,21 @@ from texvlm.cli import Complaint
 from texvlm.cli.image import Picture, read_picture
 
 
-def choose(image: Any, k: int, cell: int, **options: Any) -> Any:
-    """`texvlm.select` of an image [3, H, W] or a texture, k at most all cells, with its refusals turned into one line."""
+def choose(image: Any, k: int, cell: int, said: list[str] | None = None, **options: Any) -> Any:
+    """`texvlm.select` of an image [3, H, W] or a texture, k at most all cells, with its refusals turned into one line.
+
+    What it warns of is added to `said`.
+    """
     import texvlm
 
     height, width = (image.height, image.width) if isinstance(image, texvlm.Texture) else image.shape[-2:]
     try:
-        return texvlm.select(image, k=min(k, -(-height // cell) * -(-width // cell)), cell=cell, **options)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            selection = texvlm.select(image, k=min(k, -(-height // cell) * -(-width // cell)), cell=cell, **options)
+        if said is not None:
+            said += [str(warning.message) for warning in warned]
+        return selection
     except (ValueError, TypeError, RuntimeError) as error:
         raise Complaint(str(error).strip().splitlines()[0]) from None
 
@@ -85,11 +93,10 @@ def asked(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """The command."""
     picture = read_picture(args.image, args.max_size)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        selection = choose(picture.image, args.k, args.cell, **asked(args))
-    for warning in said:
-        print(f"texvlm: {warning.message}", file=sys.stderr)
+    said: list[str] = []
+    selection = choose(picture.image, args.k, args.cell, said, **asked(args))
+    for line in said:
+        print(f"texvlm: {line}", file=sys.stderr)
     text = json.dumps(describe(picture, selection), indent=1)
     if args.json == "-":
         print(text, flush=True)
