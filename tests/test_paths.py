@@ -83,6 +83,13 @@ def test_every_path_finds_the_only_object(path: str) -> None:
         assert inside[y0:y1, x0:x1].any(), path
 
 
+@pytest.mark.parametrize("path", ["anisotropic_text", "multiscale", "predictive", "soft"])
+def test_paths_compile(path: str) -> None:
+    image = scene()
+    compiled = torch.compile(lambda t: texvlm.select(t, 7, 16, path).indices, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(compiled(image), texvlm.select(image, 7, 16, path).indices)
+
+
 def test_five_stages_equal_the_reference_in_photographs() -> None:
     image = torch.rand(1, 3, 512, 512, generator=torch.Generator().manual_seed(4))
     mine = texvlm.select(image, 20, 16, CascadeConfig(schedule=5))
