@@ -92,7 +92,7 @@ def test_a_scorer_learns_which_cells_hold_the_object() -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    assert float(loss) < 0.1
+    assert float(loss.detach()) < 0.1
 
 
 def test_gradients_reach_the_picture() -> None:
