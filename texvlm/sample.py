@@ -34,7 +34,7 @@ def sample_lod(
 
     A texel of weight 0 does not count, whatever it holds (NaN, infinity), and its gradient receives nothing; zeros of the address mode
     "border" do not count either. Other values that are not finite propagate as IEEE arithmetic has it. `sample_grad`,
-    `extract_patches`, `score_cells` and `warp` keep the same rule.
+    `extract_patches`, `cell_features` and `warp` keep the same rule.
 
     Channels with the reducer mode are always the nearest texel of the nearest level. A query with a NaN or infinite coordinate gives
     NaN in all its channels. Coordinates are computed in float32, float64 beside float64 texels.
