@@ -93,8 +93,16 @@ struct Cells {
     }
     TEXVLM_CHECK(channels.size() <= kMaxSlots, op, "terms", "of at most " + std::to_string(kMaxSlots) + " channels in all",
                  channels.size());
-    for (Term& term : terms)
-      if (term.what == Statistic::entropy || term.what == Statistic::residual) term.slot = statistics;
+  }
+
+  // What both functors are told of the terms and the query.
+  template <class F>
+  void describe(F& f) const {
+    f.query = dims ? pointer<const typename F::A>(query) : nullptr;
+    f.query_b = dims && query.size(0) > 1 ? dims : 0;
+    f.count = count;
+    f.terms = static_cast<int>(terms.size()), f.dims = static_cast<int>(dims);
+    std::copy(terms.begin(), terms.end(), f.term);
   }
 };
 
@@ -111,19 +119,17 @@ Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs&
     f.texture = texture_view<const T>(data, c.levels);
     f.cells = cells.const_data_ptr<int64_t>();
     f.stride_b = cells.stride(0), f.stride_n = cells.stride(1);
-    f.query = c.dims ? pointer<const A>(c.query) : nullptr;
-    f.query_b = c.dims && c.query.size(0) > 1 ? c.dims : 0;
+    c.describe(f);
     f.out = pointer<A>(out);
-    f.count = c.count, f.rows = c.rows, f.columns = c.columns, f.cell = cell, f.samples = samples;
+    f.rows = c.rows, f.columns = c.columns, f.cell = cell, f.samples = samples;
     f.rows_at_once = samples >= kChunk ? 1 : kChunk / samples;
-    f.terms = static_cast<int>(c.terms.size()), f.statistics = c.statistics, f.dims = static_cast<int>(c.dims);
+    f.statistics = c.statistics;
     f.entropy_too = c.entropy_too;
     for (const Term& term : c.terms)
       f.all_moments =
           f.all_moments || term.what == Statistic::max || term.what == Statistic::min || term.what == Statistic::variance;
     f.level = level_lerp(lod, c.levels.count);
     f.nearest_level = nearest_level(lod, c.levels.count);
-    std::copy(c.terms.begin(), c.terms.end(), f.term);
     for (size_t s = 0; s < c.channels.size(); ++s) {
       f.channel[s] = static_cast<int32_t>(c.channels[s]);
       f.nearest[s] = c.reducers.of(c.channels[s]) == Reducer::mode;
@@ -193,13 +199,11 @@ std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tens
       f.samples = pointer<const T>(patches);
       f.grad = pointer<const A>(grad);
       f.grad_b = grad.stride(0), f.grad_n = grad.stride(1), f.grad_t = grad.stride(2);
-      f.query = c.dims ? pointer<const A>(c.query) : nullptr;
-      f.query_b = c.dims && c.query.size(0) > 1 ? c.dims : 0;
+      c.describe(f);
       f.grad_samples = pointer<T>(grad_patches);
       f.grad_query = by_query ? pointer<A>(grad_query) : nullptr;
-      f.count = c.count, f.places = samples * samples, f.channels = few.size(2);
-      f.terms = static_cast<int>(c.terms.size()), f.slots = static_cast<int>(slots), f.dims = static_cast<int>(c.dims);
-      std::copy(c.terms.begin(), c.terms.end(), f.term);
+      f.places = samples * samples, f.channels = few.size(2);
+      f.slots = static_cast<int>(slots);
       for (int64_t s = 0; s < slots; ++s) f.channel[s] = static_cast<int32_t>(all ? c.channels[s] : s);
       for_each_item<host::kBest<T>>(data.device(), c.batch, c.count, 4 * samples * samples * slots, f);
     });

@@ -152,9 +152,39 @@ TORCH_LIBRARY(texvlm, m) {
       "quadtree_cut(Tensor values, SymInt rows, SymInt columns, int levels, int k) -> (Tensor taken, Tensor bound, Tensor price)",
       compliant);
 
+  // prediction: image [B, C, H, W] (any strides) -> int64 [B, ceil(H / cell) * ceil(W / cell)]: the cell that each is put back
+  // as, its own where it is kept; they differ by at most `bound` in every value (of uint8, divided by 255)
+  m.def("predict_cells(Tensor image, int cell, float bound=0.) -> Tensor", compliant);
+
+  // packing: image [B, C, H, W] (any strides), resized to height x width, cells of patch * merge pixels: int64 [B, K], row-major,
+  // or [B, K, 3] (level, row, column), negative: none -> rows [B, K merge^2, C temporal patch^2], (x * scale - mean) / std
+  m.def(
+      "pack_cells(Tensor image, Tensor cells, SymInt height, SymInt width, int patch=16, int merge=2, int temporal=2, "
+      "float[] mean=[0.5], float[] std=[0.5], float scale=1.) -> Tensor",
+      compliant);
+  m.def(
+      "pack_cells_backward(Tensor grad, Tensor cells, SymInt image_height, SymInt image_width, SymInt height, SymInt width, "
+      "int patch, int merge, int temporal, float[] std, float scale) -> Tensor",
+      compliant);
+
+  // soft_selection: scores [B, N] -> weights [B, N] in [0, 1] that sum to k, link((score - threshold) / temperature), and float64
+  // threshold [B]; link logistic, or gumbel: 1 - exp(-exp(z)); -inf and NaN have weight 0
+  m.def("soft_topk(Tensor scores, SymInt k, float temperature, str link=\"logistic\") -> (Tensor weights, Tensor threshold)",
+        compliant);
+  m.def(
+      "soft_topk_backward(Tensor grad_weights, Tensor grad_threshold, Tensor scores, Tensor threshold, float temperature, str link) "
+      "-> Tensor",
+      compliant);
+
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
   m.def("select_topk(Tensor scores, SymInt k) -> (Tensor values, Tensor indices)", compliant);
   m.def("select_topk_backward(Tensor grad, Tensor indices, SymInt count) -> Tensor", compliant);
   // mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond; int64 counts [B]
   m.def("compact(Tensor mask) -> (Tensor, Tensor)", compliant);
+
+  // perturbation: scores [B, N] + sigma * normal noise, `samples` times -> int64 indices [B, samples, k] of the best k,
+  // ascending, and gate [B, samples, k], 1 / samples, whose gradient is that of the mean over the noise; seed tells the noise
+  m.def("perturbed_topk(Tensor scores, SymInt k, int samples, float sigma, int seed) -> (Tensor gate, Tensor indices)",
+        compliant);
+  m.def("perturbed_topk_backward(Tensor grad, Tensor scores, int samples, float sigma, int seed) -> Tensor", compliant);
 }

@@ -3,23 +3,11 @@
 
 #include <cmath>
 
-#include "scalar.h"
+#include "order.h"
 
 namespace texvlm {
 
 // ---- the best k ----
-
-// Integers that compare as scores rank: NaN lowest, -0 equal to 0.
-TEXVLM_HD int32_t rank_key(float v) {
-  const int32_t bits = static_cast<int32_t>(float_bits(v + 0.0f));
-  return v != v ? INT32_MIN : bits ^ ((bits >> 31) & INT32_MAX);
-}
-TEXVLM_HD int64_t rank_key(double v) {
-  const double positive_zero = v + 0.0;
-  int64_t bits;
-  memcpy(&bits, &positive_zero, 8);
-  return v != v ? INT64_MIN : bits ^ ((bits >> 63) & INT64_MAX);
-}
 
 // Scores [B, N], any strides, and the best k of each row: best first, ties to the lowest index.
 template <class T>

@@ -20,8 +20,7 @@ constexpr int kMaxSlots = 64;       // channels that they read
 enum class Statistic : uint8_t { mean, max, min, variance, rms, entropy, cosine, residual };
 constexpr const char* kStatistics[] = {"mean", "max", "min", "variance", "rms", "entropy", "cosine", "residual"};
 
-// Slots 0 .. statistics - 1 are channels of which moments are taken, the rest the three of luma. (Where a term has no moments,
-// its slot is the first of luma.)
+// Slots 0 .. statistics - 1 are channels of which moments are taken, the rest the three of luma, which entropy and residual read.
 struct Term {
   Statistic what;
   int slot;  // of its channel, or its first

@@ -9,7 +9,8 @@
 // children. sum of the roots' best + p k bounds the value of every set of k, and tells how far this one can be from the best.
 #pragma once
 
-#include "scalar.h"
+#include "order.h"
+#include "team.h"
 
 namespace texvlm {
 
@@ -50,52 +51,15 @@ struct QuadTree {
   }
 };
 
-// Integers in the order of numbers, and back; NaN has none.
-template <class A>
-struct Ordered;
-template <>
-struct Ordered<float> {
-  using Key = int32_t;
-};
-template <>
-struct Ordered<double> {
-  using Key = int64_t;
-};
-template <class A>
-TEXVLM_HD typename Ordered<A>::Key ordered_key(A v) {
-  using Key = typename Ordered<A>::Key;
-  const Key bits = bits_as<Key>(v + A(0));  // -0 is 0
-  return bits < 0 ? static_cast<Key>(bits ^ (static_cast<Key>(~Key(0)) ^ (Key(1) << (8 * sizeof(Key) - 1)))) : bits;
-}
-template <class A>
-TEXVLM_HD A ordered_value(typename Ordered<A>::Key key) {
-  using Key = typename Ordered<A>::Key;
-  return bits_as<A>(key < 0 ? static_cast<Key>(key ^ (static_cast<Key>(~Key(0)) ^ (Key(1) << (8 * sizeof(Key) - 1)))) : key);
-}
 template <class Key>
 TEXVLM_HD Key middle(Key low, Key high) {  // rounded down, without overflow
   return static_cast<Key>((low & high) + ((low ^ high) >> 1));
 }
 
-// What the threads that share a picture can do together. The host has one thread, a block of CUDA many; both find the same.
-struct OneThread {
-  static constexpr int64_t rank = 0, size = 1;
-  TEXVLM_HD void wait() const {}
-  template <class V>
-  TEXVLM_HD V before(V own, V& total) const {  // the sum of those of lower rank, and of all
-    total = own;
-    return V(0);
-  }
-  template <class A>
-  TEXVLM_HD int64_t best(A, int64_t index) const {  // the index of the greatest, ties to the lowest; -1: none
-    return index;
-  }
-};
-
 // values [B, nodes] of any strides -> taken [B, nodes]; the bound and the price [B].
 template <class A>
 struct QuadTreeCut {
-  using Key = typename Ordered<A>::Key;
+  using Key = decltype(rank_key(A(0)));
   static constexpr A kLargest = A(1e30);  // sums of many stay finite
 
   QuadTree tree;
@@ -179,15 +143,15 @@ struct QuadTreeCut {
 
   template <class Team>
   TEXVLM_HD A find_price(const Team& team, int64_t b) const {
-    Key low = ordered_key(A(-8) * kLargest),
-        high = ordered_key(kLargest);  // all cells are taken at the one, nothing at the other
+    Key low = rank_key(A(-8) * kLargest),
+        high = rank_key(kLargest);  // all cells are taken at the one, nothing at the other
     while (middle(low, high) != low) {
       const Key key = middle(low, high);
-      const int64_t found = count<false>(team, b, ordered_value<A>(key));
+      const int64_t found = count<false>(team, b, rank_value(key));
       (found <= k ? high : low) = key;
       if (found == k) break;
     }
-    return ordered_value<A>(high);
+    return rank_value(high);
   }
 
   // Nodes below a taken one are covered, and not taken.
@@ -219,11 +183,11 @@ struct QuadTreeCut {
     const int64_t cells = tree.cells();
     const auto free_from = [&](Key key) {  // of at least this value
       int64_t own = 0, total;
-      for (int64_t i = team.rank; i < cells; i += team.size) own += !covered[i] && !chosen[i] && ordered_key(value(b, i)) >= key;
+      for (int64_t i = team.rank; i < cells; i += team.size) own += !covered[i] && !chosen[i] && rank_key(value(b, i)) >= key;
       team.before(own, total);
       return total;
     };
-    Key low = ordered_key(A(-2) * kLargest), high = ordered_key(A(2) * kLargest);
+    Key low = rank_key(A(-2) * kLargest), high = rank_key(A(2) * kLargest);
     const int64_t wanted = minimum(left, free_from(low));
     if (wanted == 0) return 0;
     while (middle(low, high) != low) {  // at least `wanted` reach low, fewer reach high
@@ -233,11 +197,11 @@ struct QuadTreeCut {
     const int64_t above = free_from(high), each = (cells + team.size - 1) / team.size;
     const int64_t first = minimum(cells, team.rank * each), end = minimum(cells, first + each);
     int64_t equal = 0, all;
-    for (int64_t i = first; i < end; ++i) equal += !covered[i] && !chosen[i] && ordered_key(value(b, i)) == low;
+    for (int64_t i = first; i < end; ++i) equal += !covered[i] && !chosen[i] && rank_key(value(b, i)) == low;
     int64_t rank = above + team.before(equal, all);
     for (int64_t i = first; i < end; ++i) {
       if (covered[i] || chosen[i]) continue;
-      const Key key = ordered_key(value(b, i));
+      const Key key = rank_key(value(b, i));
       if (key > low || (key == low && rank < wanted)) chosen[i] = true;
       rank += key == low;
     }

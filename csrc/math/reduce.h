@@ -64,9 +64,9 @@ struct PlaneParts {
   TEXVLM_HD void finish(int64_t b, const Part<1>& total) const { f.finish(b, total); }
 };
 
-// The host's loop over a row.
+// The host's loop over a row, and what it ends in.
 template <class F>
-TEXVLM_HD void reduce_row(const F& f, int64_t row, int64_t count) {
+TEXVLM_HD typename F::template Part<1> reduced(const F& f, int64_t row, int64_t count) {
   typename F::template Part<1> total;
   total.clear();
   const int64_t width = kReduceLanes * reduce_groups(count);
@@ -79,7 +79,11 @@ TEXVLM_HD void reduce_row(const F& f, int64_t row, int64_t count) {
     for (int step = kReduceLanes / 2; step > 0; step /= 2) part.join(0, part, step, step);
     total.join(0, part, 0, 1);
   }
-  f.finish(row, total);
+  return total;
+}
+template <class F>
+TEXVLM_HD void reduce_row(const F& f, int64_t row, int64_t count) {
+  f.finish(row, reduced(f, row, count));
 }
 
 }  // namespace texvlm

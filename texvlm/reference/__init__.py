@@ -17,11 +17,15 @@ from .gl import generate_mipmaps_gl
 from .hardware import sample_grad_hardware, sample_lod_hardware
 from .history import enlarge, gaussian_splat
 from .laplacian import laplacian_decompose, laplacian_reconstruct
+from .packing import pack_cells
 from .patches import extract_patches
+from .perturbation import perturbed_topk
+from .prediction import predict_cells
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
 from .quadtree import quadtree_cut
 from .salience import saliency
 from .sample import sample_lod
+from .soft_selection import soft_topk
 from .superpixel import boundaries, superpixel_channels, superpixels
 from .text import text_regions
 from .warping import motion, warp
@@ -45,6 +49,9 @@ __all__ = [
     "level_table",
     "motion",
     "optical_flow",
+    "pack_cells",
+    "perturbed_topk",
+    "predict_cells",
     "principal_axes",
     "project",
     "quadtree_cut",
@@ -56,6 +63,7 @@ __all__ = [
     "sample_lod_hardware",
     "select",
     "select_topk",
+    "soft_topk",
     "superpixel_channels",
     "superpixels",
     "texel_count",

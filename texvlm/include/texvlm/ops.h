@@ -260,6 +260,17 @@ inline Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int6
   return op.call(image, channels, levels, given, given_channels, dtype, previous, fixation);
 }
 
+// ---- soft selection ----
+
+// scores [B, N] -> weights [B, N] in [0, 1] that sum to k, link((score - threshold) / temperature), and float64 threshold [B].
+// link: logistic, or gumbel: 1 - exp(-exp(z)). -inf and NaN have weight 0. Differentiable.
+inline std::tuple<Tensor, Tensor> soft_topk(const Tensor& scores, int64_t k, double temperature,
+                                            c10::string_view link = "logistic") {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt, double, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::soft_topk");
+  return op.call(scores, k, temperature, link);
+}
+
 // ---- cascade ----
 
 // scores [B, N] -> the k best: values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last.
@@ -274,6 +285,15 @@ inline std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
   using Signature = std::tuple<Tensor, Tensor>(const Tensor&);
   static const auto op = detail::op<Signature>("texvlm::compact");
   return op.call(mask);
+}
+
+// The best k of `samples` noisy copies of scores [B, N]: gate [B, samples, k], 1 / samples, whose gradient is that of the mean
+// over the noise, and int64 indices [B, samples, k], ascending.
+inline std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& scores, int64_t k, int64_t samples = 100, double sigma = 0.05,
+                                                 int64_t seed = 0) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt, int64_t, double, int64_t);
+  static const auto op = detail::op<Signature>("texvlm::perturbed_topk");
+  return op.call(scores, k, samples, sigma, seed);
 }
 
 // Features [B, n, terms] of cells int64 [B, n] of `cell` pixels, from samples x samples places each. terms: mean, max, min,
@@ -296,6 +316,26 @@ inline std::tuple<Tensor, Tensor, Tensor> quadtree_cut(const Tensor& values, int
   using Signature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, c10::SymInt, c10::SymInt, int64_t, int64_t);
   static const auto op = detail::op<Signature>("texvlm::quadtree_cut");
   return op.call(values, rows, columns, levels, k);
+}
+
+// image [B, C, H, W], floating point or uint8 -> int64 [B, cells]: the cell that each cell of `cell` pixels is put back as, its
+// own where it is kept; they differ by at most `bound` in every value (of uint8, divided by 255).
+inline Tensor predict_cells(const Tensor& image, int64_t cell = 16, double bound = 0) {
+  using Signature = Tensor(const Tensor&, int64_t, double);
+  static const auto op = detail::op<Signature>("texvlm::predict_cells");
+  return op.call(image, cell, bound);
+}
+
+// Cells of patch * merge pixels of image [B, C, H, W], resized to height x width: int64 [B, K], row-major, or [B, K, 3] (level,
+// row, column), negative: none -> the rows of Qwen-VL's vision towers [B, K merge^2, C temporal patch^2], (x * scale - mean) /
+// std. Differentiable in the picture.
+inline Tensor pack_cells(const Tensor& image, const Tensor& cells, int64_t height, int64_t width, int64_t patch = 16,
+                         int64_t merge = 2, int64_t temporal = 2, at::ArrayRef<double> mean = {0.5},
+                         at::ArrayRef<double> std = {0.5}, double scale = 1) {
+  using Signature = Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, int64_t, int64_t, int64_t,
+                           at::ArrayRef<double>, at::ArrayRef<double>, double);
+  static const auto op = detail::op<Signature>("texvlm::pack_cells");
+  return op.call(image, cells, height, width, patch, merge, temporal, mean, std, scale);
 }
 
 }  // namespace texvlm
