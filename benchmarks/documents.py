@@ -27,6 +27,8 @@ from benchmarks._harness import US, Bench, Call
 from benchmarks._reading import COARSE, Block, Reader, blocks_of, coarse_tokens, downscaled, recall, shown
 from benchmarks.text import mser
 from texvlm.allocation import node_values
+from texvlm.channel_sources import COLOURS
+from texvlm.learned import VALUE_CHANNELS, ValueNet
 
 Path = Callable[[torch.Tensor, int, int], list[Block]]  # uint8 [3, H, W], k, cell
 Oracle = Callable[[Document, int, int], list[Block]]
@@ -35,9 +37,19 @@ SCALES = [(2048, 32, (16, 60)), (1024, 16, (8, 30))]
 BUDGETS = (64, 137, 273, 512, 1024)
 FULL, DOWNSCALED = "full", "downscaled, equal total"
 ONE, MIXED, DETECTOR = "anisotropic_text", "multiscale", "RapidOCR's detector"
-SELECT = ("salience", "five_stage", "adaptive", "predictive", ONE, MIXED)  # paths that need nothing but a picture
+LEARNED, LEARNED_MIXED = "learned", "learned multiscale"
+SELECT = ("salience", "five_stage", "adaptive", "predictive", ONE, MIXED, LEARNED)  # paths that need nothing but a picture
 WANTED = {
-    2048: {(ONE, 273): 0.92, (ONE, 512): 0.99, (MIXED, 137): 0.9, (MIXED, 273): 0.97},
+    2048: {
+        (ONE, 273): 0.92,
+        (ONE, 512): 0.99,
+        (MIXED, 137): 0.9,
+        (MIXED, 273): 0.97,
+        (LEARNED, 273): 0.94,
+        (LEARNED, 512): 0.99,
+        (LEARNED_MIXED, 137): 0.93,
+        (LEARNED_MIXED, 273): 0.98,
+    },
     1024: {(MIXED, 273): 0.85, (MIXED, 512): 0.95},
 }
 
@@ -71,9 +83,9 @@ def central(image: torch.Tensor) -> torch.Tensor:
     return -(y[:, None] ** 2 + x**2)
 
 
-def by_select(path: str) -> Path:
+def by_select(path: str, **options: Any) -> Path:
     """A path of `texvlm.select`."""
-    return lambda image, k, cell: blocks_of(texvlm.select(image, k, cell, path))
+    return lambda image, k, cell: blocks_of(texvlm.select(image, k, cell, path, **options))
 
 
 def paths() -> dict[str, Path]:
@@ -84,6 +96,7 @@ def paths() -> dict[str, Path]:
         "Sobel": ranked(lambda image: texvlm.edges(image)[0]),
         "channel 39": ranked(lambda image: texvlm.text_regions(image)[0]),
         **{path: by_select(path) for path in SELECT},
+        LEARNED_MIXED: by_select(MIXED, scorer="default"),
     }
     if peer := mser():
         found["MSER"] = ranked(peer)
@@ -239,10 +252,16 @@ def cost(bench: Bench, reader: Reader) -> str:
     """The values of all tokens against one detection."""
     pixels = document(30000).image
     image = pixels[None].float() / 255
-    texture = texvlm.build_channels(image, channels=["red", "green", "blue"])
-    calls: dict[str, Call] = {US: lambda: node_values(texture, 32, 4), DETECTOR: lambda: reader.run(pixels, read=False)}
+    colours, texture = (texvlm.build_channels(image, channels=list(names)) for names in (COLOURS, VALUE_CHANNELS))
+    net = ValueNet.from_pretrained("default").requires_grad_(False)
+    calls: dict[str, Call] = {
+        US: lambda: node_values(colours, 32, 4),
+        LEARNED: lambda: node_values(texture, 32, 4, worth=net),
+        DETECTOR: lambda: reader.run(pixels, read=False),
+    }
     times = bench.compare("values of all tokens of 2048 x 2048, four levels", calls)
     bench.gate("as fast as RapidOCR's detector, times", times.ratio(DETECTOR), at_least=20)
+    bench.gate("learned, likewise", times.ratio(DETECTOR, LEARNED), at_least=20)
     return f"{1e3 * times.median():.0f} ms for the values, {1 / times.ratio(DETECTOR):.1%} of one detection"
 
 
@@ -279,7 +298,11 @@ def main() -> int:
         table(f"{side} x {side}, cells of {cell}, text of {sizes[0]} to {sizes[1]} pixels", result, budgets)
         judge(bench, side, result)
         k = 273 if 273 in budgets else budgets[0]
-        share = {name: np.mean(result[name, k]) / np.mean(result[FULL, 0]) for name in (MIXED, DOWNSCALED) if (name, k) in result}
+        share = {
+            name: np.mean(result[name, k]) / np.mean(result[FULL, 0])
+            for name in (LEARNED_MIXED, MIXED, DOWNSCALED)
+            if (name, k) in result
+        }
         answers += [f"{side}: {', '.join(f'{v:.0%} ({name})' for name, v in share.items())} with {k} tokens"]
         bench.figure(f"recall {side}", {f"{name}, {k}": values for (name, k), values in result.items()})
     answers.append(cost(bench, reader))

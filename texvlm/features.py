@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor
+from texvlm.channel_sources import COLOURS
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -36,12 +38,18 @@ def parse_term(term: str) -> tuple[str, str]:
 def term_channels(texture: Texture, terms: Sequence[str], width: int) -> tuple[list[str], list[int], list[int]]:
     """What the op is told of terms: the statistics, their first channels in the texture, and red, green and blue where one reads them."""
     parsed = [parse_term(term) for term in terms]
-    lights = [texture.index(name) for name in ("red", "green", "blue")] if any(what in LIGHTS for what, _ in parsed) else []
+    lights = [texture.index(name) for name in COLOURS] if any(what in LIGHTS for what, _ in parsed) else []
     channels = [0 if what in LIGHTS else texture.index(channel) for what, channel in parsed]
     for (what, _), first in zip(parsed, channels):
         if what == "cosine" and any(texture.index(f"embedding_{i}") != first + i for i in range(width)):
             raise ValueError(f"texture must hold embedding_0 ... embedding_{width - 1} one after another")
     return [what for what, _ in parsed], channels, lights
+
+
+def all_cells(texture: Texture, cell: int) -> Tensor:
+    """The index of every cell of the grid, int64 [B, n]."""
+    count = -(-texture.height // cell) * -(-texture.width // cell)
+    return torch.arange(count, device=texture.data.device).expand(len(texture.data), -1)
 
 
 def cell_features(

@@ -10,8 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from texvlm.allocation import GAINS
+from texvlm.channel_sources import COLOURS
 from texvlm.channels import CHANNELS
 from texvlm.features import LIGHTS, parse_term
+from texvlm.learned import ValueNet
 
 CHANNEL_NAMES = {channel.name for channel in CHANNELS}
 
@@ -62,13 +64,15 @@ ADAPTIVE_SHARE = 0.9
 
 def channels_of(term: str) -> set[str]:
     """The channels that a term reads."""
-    if term == "reading" or parse_term(term)[0] in LIGHTS:
-        return {"red", "green", "blue"}
-    return {parse_term(term)[1]}
+    if term == "reading":
+        return set(COLOURS)
+    what, channel = parse_term(term)
+    return set(COLOURS) if what in LIGHTS else {channel}
 
 
-Scorer = Callable[[Tensor], Tensor]
-"""A scorer of one's own: features [B, n, terms] -> scores [B, n]."""
+Scorer = Callable[..., Tensor]
+"""A scorer of one's own: features [B, n, terms] -> scores [B, n]. With an attribute `terms` it says what it reads, and with an
+attribute `asks` that is true it is called with the query too: features, query [B, D] (`Allocator`)."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class CascadeConfig:
 
     Attributes:
         terms: what is read of a cell (`cell_features`) and with what weight it counts.
-        scorer: instead of the weighted sum, a function or module of one's own, features [B, n, terms] -> scores [B, n].
+        scorer: instead of the weighted sum, a function or module of one's own, features [B, n, terms] -> scores [B, n]; one with an
+            attribute `terms` reads these instead (`Allocator`). Or a `ValueNet`, or the folder or name of one ("default" comes with the
+            package), which reads the picture itself and knows what tokens are worth at one level and at mixed ones.
         schedule: stages: 1 (every pixel of every cell), 3, 5, "clusters" (about 50 superpixels first, then 50 cells in each of the best
             10), or "auto" (3 where a picture has at least AUTO_CELLS cells, else 1).
         query_stages: at which stages (from 1) a query counts; at others the terms of the scorer "salience" do. None: at all of them.
@@ -85,7 +91,7 @@ class CascadeConfig:
         scale: "one" level, or "mixed": tokens are nodes of a quadtree over the cells (`quadtree_cut`).
         levels: of that quadtree; a token of level l covers (cell 2^l)^2 pixels. The whole picture at the coarsest of them is taken to be
             seen anyway: what a token is worth, it is worth over that.
-        gains: what a token of that quadtree is worth: detail, text, query, with their weights (`node_values`).
+        gains: what a token is worth, of that quadtree or by a `ValueNet`: detail, text, query, with their weights (`node_values`).
         budget: "fixed" (k), or "adaptive": as many, up to k, as hold ADAPTIVE_SHARE of the energy of the picture's score.
         memory: what a cell that the previous frame kept is worth more, in standard deviations of the scores.
         contiguity: weight of the mean score of the neighbours (in the same superpixel, where the texture has channel "cluster").
@@ -94,7 +100,7 @@ class CascadeConfig:
     """
 
     terms: Mapping[str, float] = field(default_factory=lambda: SCORERS["salience"])
-    scorer: Scorer | None = None
+    scorer: Scorer | ValueNet | str | None = None
     schedule: int | str = "auto"
     query_stages: tuple[int, ...] | None = None
     footprint: str = "cell"
@@ -115,8 +121,15 @@ class CascadeConfig:
                 raise ValueError(f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}")
         if not 1 <= self.levels <= 8:
             raise ValueError(f"levels must be from 1 to 8, got {self.levels}")
+        if (own := getattr(self.scorer, "terms", None)) is not None:
+            object.__setattr__(self, "terms", dict.fromkeys(own, 1.0))
         for term in self.terms:
             channels_of(term)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the scorer is called with the query."""
+        return bool(getattr(self.scorer, "asks", False))
 
     @classmethod
     def preset(cls, path: str) -> CascadeConfig:
@@ -131,6 +144,16 @@ class CascadeConfig:
             raise ValueError(f"path must be one of {', '.join(PRESETS)}, got {path!r}")
         return cls(**PRESETS[path])
 
+    @property
+    def value_net(self) -> ValueNet | str | None:
+        """The scorer, if it is a network that knows what tokens are worth, or the name of one."""
+        return self.scorer if isinstance(self.scorer, (ValueNet, str)) else None
+
+    @property
+    def allocates(self) -> bool:
+        """Whether tokens have a worth (`node_values`), rather than cells a sum of terms."""
+        return self.scale == "mixed" or self.value_net is not None
+
     def weighed(self, weights: Mapping[str, float] | None) -> CascadeConfig:
         """With these weights over its own: of terms, of channels by name ("text": their mean), of "contiguity"."""
         terms, gains, contiguity = dict(self.terms), dict(self.gains), self.contiguity
@@ -140,9 +163,9 @@ class CascadeConfig:
             if name == "contiguity":
                 contiguity = float(weight)
                 continue
-            if self.scale == "mixed":
+            if self.allocates:
                 if name not in self.gains:
-                    raise ValueError(f"weights must be of {', '.join(self.gains)} on mixed scales, got {name!r}")
+                    raise ValueError(f"weights must be of {', '.join(self.gains)} where tokens have a worth, got {name!r}")
                 gains[name] = float(weight)
                 continue
             term = name if ":" in name else TERM_NAMES.get(name, f"mean:{name}")
@@ -161,7 +184,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "adaptive": {"budget": "adaptive"},
     "video": {"terms": {**SCORERS["salience"], "max:motion": 1.0}, "memory": 0.25},
     "soft": {"schedule": 1, "temperature": 0.05},
-    "learned": {"schedule": 1},
+    "learned": {"schedule": 1, "scorer": "default"},
     "predictive": {"terms": SCORERS["predictive"], "schedule": 1, "bound": 0.0},
     "multiscale": {"scale": "mixed"},
 }

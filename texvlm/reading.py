@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,8 @@ def _strokes(picture: Tensor) -> Tensor:
     """Mean differences along rows in blocks of 2 x 8 pixels, [B, 1, rows, columns], filled up with 0 to whole grids of all octaves."""
     parts = []
     for strip in picture.split(STRIP, dim=2):
+        if strip.stride(3) != 1:  # texels, channels last: reading them three times over costs more
+            strip = strip.contiguous()
         red, green, blue = (strip[:, c : c + 1].float() for c in range(3))
         luma = (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).nan_to_num_(0.0, 0.0, 0.0)
         steps = F.pad((luma[..., 1:] - luma[..., :-1]).abs_(), (0, 1))
@@ -88,27 +90,29 @@ def line_heights(image: ImageLike, text: Tensor | None = None) -> Tensor:
     """
     with torch.no_grad():
         picture = as_rgb(image)
-        rows, columns = (-(-n // GRID) for n in picture.shape[2:])
-        if text is None:
-            text = _text(picture)
-        strokes = _strokes(picture)
-        found, heights = [], []
-        for octave in range(OCTAVES):
-            if octave:
-                strokes = F.avg_pool2d(strokes, 2)
-            for band in BANDS:
-                wide = WIDE * band // 4  # a block is four times as wide as high
-                left = (wide - 1) // 2
-                along = F.avg_pool2d(F.pad(strokes, (left, wide - 1 - left, 0, 0), mode="replicate"), (1, wide), stride=1)
-                excess = (_band(along, band) - _band(along, 2 * band)).clamp_(min=0)
-                excess = F.max_pool2d(excess, (8 >> octave, 2 if octave == 0 else 1))
-                found.append(excess.repeat_interleave(1 << max(0, octave - 1), dim=3)[:, 0, :rows, :columns])
-                heights.append(math.log2(band << (octave + 1)))
-        around = F.avg_pool2d(torch.stack(found, dim=1) * text[:, None], ALONG, 1, (ALONG[0] // 2, ALONG[1] // 2))
-        weight = (around / around.amax(dim=1, keepdim=True).clamp(min=1e-30)) ** SHARPNESS
-        total = sum(part * octave for part, octave in zip(weight.unbind(1), heights))  # no copy of them to the device
-        mean = total / weight.sum(1).clamp(min=1e-30)
-        return LINE * torch.exp2(mean.clamp(min=heights[0]))
+        return _heights(_strokes(picture), _text(picture) if text is None else text)
+
+
+def _heights(strokes: Tensor, text: Tensor) -> Tensor:
+    """`line_heights` from `_strokes` and the share of text."""
+    rows, columns = text.shape[1:]
+    found, heights = [], []
+    for octave in range(OCTAVES):
+        if octave:
+            strokes = F.avg_pool2d(strokes, 2)
+        for band in BANDS:
+            wide = WIDE * band // 4  # a block is four times as wide as high
+            left = (wide - 1) // 2
+            along = F.avg_pool2d(F.pad(strokes, (left, wide - 1 - left, 0, 0), mode="replicate"), (1, wide), stride=1)
+            excess = (_band(along, band) - _band(along, 2 * band)).clamp_(min=0)
+            excess = F.max_pool2d(excess, (8 >> octave, 2 if octave == 0 else 1))
+            found.append(excess.repeat_interleave(1 << max(0, octave - 1), dim=3)[:, 0, :rows, :columns])
+            heights.append(math.log2(band << (octave + 1)))
+    around = F.avg_pool2d(torch.stack(found, dim=1) * text[:, None], ALONG, 1, (ALONG[0] // 2, ALONG[1] // 2))
+    weight = (around / around.amax(dim=1, keepdim=True).clamp(min=1e-30)) ** SHARPNESS
+    total = sum(part * octave for part, octave in zip(weight.unbind(1), heights))  # no copy of them to the device
+    mean = total / weight.sum(1).clamp(min=1e-30)
+    return LINE * torch.exp2(mean.clamp(min=heights[0]))
 
 
 def _text(picture: Tensor) -> Tensor:
@@ -121,7 +125,7 @@ def readable(height: Tensor) -> Tensor:
     return 1 / (1 + (HALF_READ / height) ** STEEPNESS)
 
 
-def _sums(plane: Tensor, cell: int, rows: int, columns: int) -> Tensor:
+def sums(plane: Tensor, cell: int, rows: int, columns: int) -> Tensor:
     """Of values per grid cell, those of cells of so many pixels: a grid cell counts for each by the share that lies in it."""
     unit = math.gcd(cell, GRID)
     parts = plane.repeat_interleave(GRID // unit, dim=1).repeat_interleave(GRID // unit, dim=2) * (unit / GRID) ** 2
@@ -158,16 +162,43 @@ def text_values(image: ImageLike, cell: int, levels: int = 4, power: float = 1.0
         [(1, 6, 10), (1, 3, 5), (1, 2, 3)]
     """
     with torch.no_grad():
-        picture = as_rgb(image)
-        text = _text(picture)
-        height = line_heights(picture, text)
-        sure = ((text - TRACE[0]) / (TRACE[1] - TRACE[0])).clamp(0, 1)
-        worth = text * sure * (GRID / height) ** power
-        seen = readable(height / 2**COARSE)
+        lines = Lines.of(as_rgb(image))
+        return lines.values(cell, levels, power)
+
+
+class Lines(NamedTuple):
+    """What is known of the writing in pictures, in cells of GRID pixels; without gradients.
+
+    Attributes:
+        text: [B, rows, columns], the share that is text.
+        height: [B, rows, columns], of the lines, in pixels (`line_heights`).
+        strokes: [B, 1, more, more], mean differences along rows in blocks of 2 x 8 pixels, filled up with 0.
+        size: (height, width) of the pictures.
+    """
+
+    text: Tensor
+    height: Tensor
+    strokes: Tensor
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, picture: Tensor) -> Lines:
+        """Of pictures [B, 3, H, W]."""
+        text, strokes = _text(picture), _strokes(picture)
+        return cls(text, _heights(strokes, text), strokes, (picture.shape[2], picture.shape[3]))
+
+    def sure(self) -> Tensor:
+        """How sure it is that there is any text, in [0, 1]."""
+        return ((self.text - TRACE[0]) / (TRACE[1] - TRACE[0])).clamp(0, 1)
+
+    def values(self, cell: int, levels: int, power: float) -> list[Tensor]:
+        """See `text_values`."""
+        worth = self.text * self.sure() * (GRID / self.height) ** power
+        seen = readable(self.height / 2**COARSE)
         values = []
-        rows, columns = (-(-n // cell) for n in picture.shape[2:])
+        rows, columns = (-(-n // cell) for n in self.size)
         for level in range(levels):
-            gain = worth * (readable(height / 2**level) - seen).clamp(min=0)
-            values.append(_sums(gain, cell << level, rows, columns))
+            gain = worth * (readable(self.height / 2**level) - seen).clamp(min=0)
+            values.append(sums(gain, cell << level, rows, columns))
             rows, columns = -(-rows // 2), -(-columns // 2)
         return values

@@ -59,11 +59,14 @@ class Selection:
     axes: Tensor | None
     size: tuple[int, int]
 
+    def _kept(self) -> Tensor:
+        """Which entries there are, bool [B, k]."""
+        return torch.arange(self.indices.shape[1], device=self.indices.device) < self.count[:, None]
+
     def _corner(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row and column of the upper left cell, the side in pixels, and which entries there are."""
-        kept = torch.arange(self.indices.shape[1], device=self.indices.device) < self.count[:, None]
         row = self.indices.div(self.grid[1], rounding_mode="floor")
-        return row, self.indices - row * self.grid[1], (self.lod.exp2() * self.cell).round().long(), kept
+        return row, self.indices - row * self.grid[1], (self.lod.exp2() * self.cell).round().long(), self._kept()
 
     def centres(self) -> Tensor:
         """The centres of the tokens, uv [B, k, 2]; of a partial cell the centre of the whole one. -1 beyond `count`.
@@ -134,8 +137,7 @@ class Selection:
             raise ValueError(f"texture must be of {self.size[0]} x {self.size[1]} pixels, got {texture.height} x {texture.width}")
         uv, lod = self.centres(), self.lod.to(self.score.dtype)
         patches = texture.patches(uv, lod, size=self.cell, axes=self.axes if stretched else None)
-        kept = torch.arange(self.indices.shape[1], device=uv.device) < self.count[:, None]
-        patches = torch.where(kept[:, :, None, None, None], patches, torch.zeros_like(patches[:1, :1]))
+        patches = torch.where(self._kept()[:, :, None, None, None], patches, torch.zeros_like(patches[:1, :1]))
         return Tokens(patches, uv, lod, texture.level(min(rest_level, texture.levels - 1)))
 
     def __repr__(self) -> str:

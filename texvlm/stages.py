@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -11,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, ops
-from texvlm.allocation import node_values
-from texvlm.features import term_channels
+from texvlm.allocation import colours, node_values
+from texvlm.features import all_cells, cell_features
 from texvlm.footprint import sample_grad
 from texvlm.fovea import line_axes
+from texvlm.learned import shared_net
 from texvlm.paths import (
     ADAPTIVE_SHARE,
     AUTO_CELLS,
@@ -39,26 +39,8 @@ def kept_cells(k: int, total: int, schedule: int = 3) -> tuple[int, ...]:
     return (*(min(max(k, n), total) for n in kept), min(k, total))
 
 
-def soft_weights(scores: Tensor, k: int, temperature: float) -> Tensor:
-    """Weights in [0, 1] that sum to k: sigmoid((score - t) / temperature), t found by bisection. Differentiable in the scores."""
-    total = scores.shape[1]
-    if k == 0 or total == 0:
-        return scores * 0
-    if k >= total:
-        return scores * 0 + 1
-    scaled = scores / temperature
-    with torch.no_grad():
-        spread = -math.log(1 / total) + 50
-        low, high = scaled.amin(1, keepdim=True) - spread, scaled.amax(1, keepdim=True) + spread
-        for _ in range(60):
-            middle = (low + high) / 2
-            above = (scaled - middle).sigmoid().sum(1, keepdim=True) > k
-            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-        found = (low + high) / 2
-    # One step of Newton's from there: it changes nothing but brings the threshold's own derivative.
-    weight = (scaled - found).sigmoid()
-    slope = (weight * (1 - weight)).sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny).detach()
-    return (scaled - (found + (weight.sum(1, keepdim=True) - k) / slope)).sigmoid()
+def _finite(scores: Tensor) -> Tensor:
+    return torch.where(scores.isfinite(), scores, 0)
 
 
 class Run:
@@ -70,6 +52,8 @@ class Run:
         self.texture, self.config, self.k, self.cell, self.query = texture, config, k, cell, query
         self.grid = (-(-texture.height // cell), -(-texture.width // cell))
         self.total, self.batch = self.grid[0] * self.grid[1], texture.data.shape[0]
+        chosen = config.value_net
+        self.value_net = None if chosen is None else shared_net(chosen, texture.data.device)
         self.stayed: Tensor | None = None
         if memory is not None:
             if memory.grid != self.grid or memory.cell != cell or len(memory.indices) != self.batch:
@@ -80,19 +64,23 @@ class Run:
 
     def features(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Tensor:
         """`cell_features` of this texture and query."""
-        texture = self.texture
-        names, channels, lights = term_channels(texture, terms, 0 if self.query is None else self.query.shape[1])
-        args = (texture.data, cells, texture.height, texture.width, texture.reducer, texture.levels, self.cell, samples)
-        return ops.cell_features(*args, names, channels, self.query, lights)
+        return cell_features(self.texture, cells, terms, self.cell, samples, self.query)
+
+    def everything(self) -> Tensor:
+        """All cells, [B, N]."""
+        return all_cells(self.texture, self.cell)
 
     def score(self, cells: Tensor, samples: int, stage: int) -> Tensor:
         """Scores of these cells at a stage, counted from 1."""
         config = self.config
         terms: Mapping[str, float] = config.terms
-        if config.query_stages is not None and stage not in config.query_stages:
+        if config.query_stages is not None and stage not in config.query_stages and not hasattr(config.scorer, "terms"):
             terms = SCORERS["salience"]
-        if config.scorer is not None:
-            scores = config.scorer(self.features(cells, samples, list(terms)))
+        if self.value_net is not None:
+            scores = self.values(1)[0].flatten(1).gather(1, cells.clamp(min=0))
+        elif config.scorer is not None and not isinstance(config.scorer, str):
+            features = self.features(cells, samples, list(terms))
+            scores = config.scorer(features, self.query) if config.asks else config.scorer(features)
             if scores.shape != cells.shape:
                 raise ValueError(f"scorer must return scores {list(cells.shape)}, got {list(scores.shape)}")
         else:
@@ -106,17 +94,19 @@ class Run:
             if reading:
                 scores = scores + reading * self.reading().gather(1, cells.clamp(min=0))
         if self.stayed is not None and config.memory:
-            finite = torch.where(scores.isfinite(), scores, 0)
-            spread = finite.std(1, correction=0, keepdim=True)
+            spread = _finite(scores).std(1, correction=0, keepdim=True)
             scores = scores + config.memory * spread * self.stayed.gather(1, cells.clamp(min=0))
         if config.contiguity:
             scores = scores + config.contiguity * self.neighbours(cells, scores)
         return scores
 
+    def values(self, levels: int) -> list[Tensor]:
+        """What tokens are worth, [B, rows_l, columns_l] of each level."""
+        return node_values(self.texture, self.cell, levels, self.config.gains, self.query, self.value_net)
+
     def reading(self) -> Tensor:
         """The text that becomes readable by each cell, [B, N]."""
-        rgb = [self.texture.index(name) for name in ("red", "green", "blue")]
-        return text_values(self.texture.level(0)[:, rgb], self.cell, 1, power=2.0)[0].flatten(1)
+        return text_values(colours(self.texture), self.cell, 1, power=2.0)[0].flatten(1)
 
     def neighbours(self, cells: Tensor, scores: Tensor) -> Tensor:
         """The mean score of the up to eight cells around each that are scored too, and lie in its superpixel."""
@@ -124,12 +114,11 @@ class Run:
         plane = scores.new_zeros(self.batch, self.total + 1)
         there = torch.zeros_like(plane)
         place = torch.where(cells >= 0, cells, self.total)
-        plane = plane.scatter(1, place, torch.where(scores.isfinite(), scores, 0))
+        plane = plane.scatter(1, place, _finite(scores))
         there = there.scatter(1, place, scores.isfinite().to(plane.dtype))
         planes = [plane[:, :-1].unflatten(1, self.grid), there[:, :-1].unflatten(1, self.grid)]
         if "cluster" in self.texture.names:
-            everything = torch.arange(self.total, device=cells.device).expand(self.batch, -1)
-            planes.append(self.features(everything, 1, ["max:cluster"])[..., 0].unflatten(1, self.grid))
+            planes.append(self.features(self.everything(), 1, ["max:cluster"])[..., 0].unflatten(1, self.grid))
         padded = F.pad(torch.stack(planes), (1, 1, 1, 1))
         total, count = torch.zeros_like(planes[0]), torch.zeros_like(planes[0])
         for dy in range(3):
@@ -162,7 +151,7 @@ class Run:
     def along_lines(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, N] joined with their mean over a footprint of 4:1 along the line, and the axes [B, N, 2, 2] of these footprints."""
         rows, columns = self.grid
-        strength = torch.where(scores.isfinite(), scores, 0).clamp(min=0)
+        strength = _finite(scores).clamp(min=0)
         along = self.directions(strength)
         across = torch.stack([-along[..., 1], along[..., 0]], dim=-1)
         plane = Texture.from_data(strength.unsqueeze(-1), rows, columns, 1, "mean")
@@ -186,10 +175,10 @@ class Run:
 
     def cells(self) -> Selection:
         """The best cells, all of one level."""
-        config, batch, total = self.config, self.batch, self.total
-        device = self.texture.data.device
-        cells = torch.arange(total, device=device).expand(batch, total)
-        dense = config.footprint == "line" or config.bound is not None or config.temperature is not None
+        config, total, cells = self.config, self.total, self.everything()
+        dense = (
+            config.footprint == "line" or self.value_net is not None or config.bound is not None or config.temperature is not None
+        )
         schedule = 1 if dense else self.schedule()
         stages = () if schedule in (1, "clusters") else SCHEDULES[int(schedule)]
         coarse: Tensor | None = None
@@ -208,16 +197,16 @@ class Run:
             known = keep
         scores = self.score(cells, self.cell, stage + 1)
         if config.budget == "adaptive" and coarse is None:
-            coarse = scores if known == total else self.score(torch.arange(total, device=device).expand(batch, total), 1, 1)
+            coarse = scores if known == total else self.score(self.everything(), 1, 1)
         axes = weights_all = limit = None
         if config.footprint == "line":
             scores, axes = self.along_lines(scores)
         if config.bound is not None:
-            kept = self.unpredicted(scores, config.bound)
+            kept = self.unpredicted(config.bound)
             limit = kept.sum(1)
             scores = torch.where(kept, scores, -torch.inf)
         if config.temperature is not None:
-            weights_all = soft_weights(scores, min(self.k, total), config.temperature)
+            weights_all = ops.soft_topk(scores, self.k, config.temperature)[0]
         if config.budget == "adaptive" and coarse is not None:
             limit = self.complexity(coarse)
         values, best = ops.select_topk(scores, min(self.k, known))
@@ -230,20 +219,16 @@ class Run:
         self.warn(values)
         return self.selection(chosen, values, limit, weight, weights_all, axes=axes)
 
-    def unpredicted(self, residual: Tensor, bound: float) -> Tensor:
-        """Which cells [B, N] no neighbour predicts; exact duplicates are those without a residual."""
-        if bound == 0:
-            return residual != 0
-        rgb = [self.texture.index(name) for name in ("red", "green", "blue")]
-        source = predict_cells(self.texture.level(0)[:, rgb], self.cell, bound)
-        return source == torch.arange(self.total, device=source.device)
+    def unpredicted(self, bound: float) -> Tensor:
+        """Which cells [B, N] no neighbour predicts."""
+        return predict_cells(colours(self.texture), self.cell, bound) == self.everything()
 
     def in_clusters(self, cells: Tensor) -> Tensor:
         """Candidates [B, up to 500], ascending, -1 last: the best cells, by one sample, of the superpixels with the best mean."""
         many, tops, each = CLUSTERS
         scores = self.score(cells, 1, 1)
         label = self.features(cells, 1, ["max:cluster"])[..., 0].round().long().clamp(0, many - 1)
-        finite = torch.where(scores.isfinite(), scores, 0)
+        finite = _finite(scores)
         total = finite.new_zeros(self.batch, many).scatter_add(1, label, finite)
         count = finite.new_zeros(self.batch, many).scatter_add(1, label, torch.ones_like(finite))
         best = ops.select_topk(torch.where(count > 0, total / count.clamp(min=1), -torch.inf), tops)[1]
@@ -257,7 +242,7 @@ class Run:
 
     def complexity(self, scores: Tensor) -> Tensor:
         """How many cells hold ADAPTIVE_SHARE of the energy of the picture's score [B, N], its square above the least; at most k."""
-        finite = torch.where(scores.isfinite(), scores, scores.new_tensor(0.0))
+        finite = _finite(scores)
         above = (finite - finite.amin(1, keepdim=True)).square().sort(dim=1, descending=True).values.cumsum(1)
         needed = (above < ADAPTIVE_SHARE * above[:, -1:]).sum(1) + 1
         return needed.clamp(max=min(self.k, self.total))
@@ -279,8 +264,7 @@ class Run:
 
     def mixed(self) -> Selection:
         """The best tokens of mixed levels."""
-        config, texture = self.config, self.texture
-        values = node_values(texture, self.cell, config.levels, config.gains, self.query)
+        values = self.values(self.config.levels)
         taken = quadtree_cut(values, self.k).taken
         shapes = tree_shapes(*self.grid, len(values))
         scores = torch.cat([torch.where(t, v, -torch.inf).flatten(1) for t, v in zip(taken, values)], dim=1)
