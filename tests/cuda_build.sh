@@ -6,7 +6,8 @@
 #
 # Not all tests: the formulas are the same sources, compiled by the same compiler, and no header of torch is under them; `make test` has
 # run them. What another torch, with CUDA inside, can change is what touches it: every op's registration, dispatch, fakes and autograd
-# (the contract), export, autocast, forks and workers (test_torch), streams and the cache of textures, the C++ example, the command line.
+# (the contract), export, autocast, forks and workers (test_torch), streams and the cache of textures, the C++ example, the command line, and the
+# processors of Qwen-VL, which want torchvision.
 # The kernels' objects are those of `make kernels`, which know nothing of torch either.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -39,4 +40,6 @@ print(f"built beside torch {info['torch']} with CUDA {info['cuda_version']} for 
 # The streams are c10_cuda's; torch_cuda is given to the linker too, which leaves it out while nothing of it is named.
 sys.exit(0 if info["cuda"] and "libc10_cuda" in needed else "not linked to libc10_cuda")
 PYTHON
-verb test ARGS="$(echo tests/test_{contract,torch,texture_cache,cpp,cli,arguments}.py)"
+# The processors of transformers want torchvision, whose builds fit CUDA builds of torch only.
+.venv/bin/python -m pip install -qq --no-input --no-deps "${CUDA_TORCHVISION:-torchvision==0.26.0}" || echo "no torchvision could be installed: the real processors are not tried"
+verb test ARGS="$(echo tests/test_{contract,torch,texture_cache,cpp,cli,arguments,qwen_processor}.py)"

@@ -19,7 +19,7 @@ from texvlm.cli import tiles  # noqa: E402
 from texvlm.cli.drawing import share  # noqa: E402
 from texvlm.cli.image import Picture  # noqa: E402
 from texvlm.cli.page import LABEL, LINE, TITLE, Layout, shrunk  # noqa: E402
-from texvlm.cli.view import Sources, channel_names, look  # noqa: E402
+from texvlm.cli.view import Sources, channel_names, look, token_of_cells  # noqa: E402
 from texvlm.digits.canvas import digit_canvas, load_digits  # noqa: E402
 
 
@@ -74,12 +74,16 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("size", SHAPES)
-@pytest.mark.parametrize(("count", "searched", "lines"), [(17, False, 9), (34, True, 7), (1, True, 0), (40, False, 0)])
-def test_nothing_overlaps(size: tuple[int, int], count: int, searched: bool, lines: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "searched", "lines", "paths"),
+    [(17, False, 9, 1), (34, True, 7, 1), (1, True, 0, 1), (40, False, 0, 1), (17, True, 9, 2)],
+)
+def test_nothing_overlaps(size: tuple[int, int], count: int, searched: bool, lines: int, paths: int) -> None:
     height, width = size
     texture = texvlm.Texture(torch.zeros(1, height, width))
     sizes = [(texture.level(level).shape[2], texture.level(level).shape[3]) for level in range(texture.levels)]
-    at = Layout(width, height, texture.levels, count, searched, lines)
+    at = Layout(width, height, texture.levels, count, searched, lines, paths)
+    assert len(at.panels) == 3 * paths
     levels = at.levels(sizes)
     assert len(levels) == texture.levels == texvlm.level_count(height, width)
     assert min(min(w, h) for _, _, w, h in levels) > 0.02  # inches: all are seen
@@ -100,9 +104,9 @@ def test_nothing_overlaps(size: tuple[int, int], count: int, searched: bool, lin
         boxes.append((x, y, at.slot_w, at.tile_h + LABEL - 0.2))
         assert at.tile_w <= at.slot_w + 1e-9
     for a, b in itertools.combinations([*boxes, *levels], 2):
-        if a in levels and b == boxes[3]:
+        if a in levels and b == boxes[3 * paths]:
             continue
-        if b in levels and a == boxes[3]:
+        if b in levels and a == boxes[3 * paths]:
             continue
         apart = (
             a[0] + a[2] <= b[0] + 1e-9 or b[0] + b[2] <= a[0] + 1e-9 or a[1] + a[3] <= b[1] + 1e-9 or b[1] + b[3] <= a[1] + 1e-9
@@ -134,6 +138,42 @@ def test_titles_are_nearer_to_their_own_panel(size: tuple[int, int]) -> None:
 def test_what_is_out_of_shape_says_so(size: tuple[int, int], remark: str | None) -> None:
     said = Layout(size[1], size[0], 1, 17).out_of_shape()
     assert said is None if remark is None else (said is not None and f"times {remark} than it is" in said)
+
+
+@pytest.mark.parametrize("paths", [["salience", "multiscale"], ["learned", "anisotropic_text"], ["five_stage"]])
+@pytest.mark.parametrize("size", [(70, 90), (30, 200)])
+def test_paths_side_by_side(size: tuple[int, int], paths: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path / "in.png", noise(*size))
+    assert cli.main(["view", path, "-o", str(tmp_path / "out.png"), "--dpi", "30", "-k", "6", "--path", *paths]) == 0
+    out = capsys.readouterr().out
+    assert out.count("cascade") == len(paths)
+    if len(paths) == 2:
+        assert all(f"{name}: 6 of" in out for name in paths)
+    with PIL.open(tmp_path / "out.png") as drawn:
+        assert len(drawn.convert("RGB").getcolors(1 << 24)) > 100
+
+
+def test_two_paths_are_those_of_select() -> None:
+    image = torch.from_numpy(noise(64, 96)).permute(2, 0, 1).contiguous()
+    scene, _ = look(picture(image), 7, 16, "edge", paths=["learned", "multiscale"])
+    assert [kept.path for kept in scene.kept] == ["learned", "multiscale"]
+    for kept in scene.kept:
+        wanted = texvlm.select(image, 7, 16, kept.path)
+        assert torch.equal(kept.selection.boxes(), wanted.boxes())
+    (y0, x0, y1, x1), level = wanted.boxes()[0, 0].tolist(), int(wanted.lod[0, 0])
+    shown, sharp = scene.kept[1].seen[:, y0:y1, x0:x1], texvlm.Texture(image).level(level)[0]
+    if level == 0:
+        torch.testing.assert_close(shown, sharp[:, y0:y1, x0:x1])
+    token = token_of_cells(wanted)
+    assert set(token[token >= 0].tolist()) == set(range(7)) and torch.equal(token >= 0, wanted.mask()[0])
+
+
+def test_three_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path / "in.png", noise(20, 20))
+    line = complaint(capsys, "view", path, "--path", "salience", "learned", "multiscale")
+    assert "one path, or two to compare, got 3" in line
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["view", path, "--path", "magic"])
 
 
 def test_dpi_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ def run(block: int) -> dict[str, Any]:
     return names
 
 
-def test_there_are_four_examples() -> None:
-    assert len(BLOCKS) == 4
+def test_there_are_six_examples() -> None:
+    assert len(BLOCKS) == 6
 
 
 def test_first_example_gives_273_patches() -> None:
@@ -30,11 +30,25 @@ def test_second_example_takes_four_paths() -> None:
     assert all(names[path].count.tolist() == [273] for path in ("lines", "query", "mine"))
 
 
-def test_third_example_gives_forty_answers() -> None:
+def test_third_example_trains_a_choice() -> None:
     names = run(2)
+    gradient = names["scorer"].weight.grad
+    assert names["bias"].shape == (2, 273) and gradient.isfinite().all() and gradient.abs().sum() > 0
+
+
+def test_fourth_example_gives_forty_answers() -> None:
+    names = run(3)
     assert names["answers"].shape == (1, 1, 40) and names["sevens"].shape == (1, 240, 320)
     assert names["origin"] == "picture, previous picture and flow"
 
 
 def test_training_example_learns_where_to_look() -> None:
-    assert run(3)["error"] < 20  # by chance it would be about 90
+    assert run(4)["error"] < 20  # by chance it would be about 90
+
+
+def test_qwen_example_pays_for_273_tokens() -> None:
+    names = run(5)
+    assert (names["batch"]["input_ids"] == names["model"].config.image_token_id).sum() == 273
+    assert len(names["batch"]["pixel_values"]) == 4 * 273
+    assert (names["inputs"]["input_ids"] == names["model"].config.image_token_id).sum() == 2048
+    assert names["answer"].shape[1] <= names["batch"]["input_ids"].shape[1] + 8

@@ -11,6 +11,7 @@ from pathlib import Path as _Path
 from texvlm import _ext as _ext
 from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
+from texvlm.allocator import Allocator, Information, Participation, Perspective, TensionBalancer
 from texvlm.cascade import compact, select, topk
 from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels, contrast_edges, edges
 from texvlm.distance import distance_transform
@@ -22,15 +23,27 @@ from texvlm.fovea import FoveaLayout, FoveatedTokens, fixate, line_axes, sample_
 from texvlm.hardware import empty_texture_cache, sample_grad_hardware, sample_lod_hardware, texture_cache_stats
 from texvlm.history import attention_map, fixation_history, gaussian_splat, gaze_history
 from texvlm.laplacian import laplacian_decompose, laplacian_reconstruct
+from texvlm.packing import pack_cells
 from texvlm.patches import extract_patches
 from texvlm.paths import CascadeConfig
 from texvlm.pca import PCA
+from texvlm.perturbation import perturbed_topk
 from texvlm.prediction import predict_cells
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.quadtree import QuadtreeCut, quadtree_cut
 from texvlm.salience import saliency
 from texvlm.sample import sample_lod
 from texvlm.selection import Selection, Tokens
+from texvlm.soft_selection import (
+    gumbel_noise,
+    gumbel_topk,
+    log_soft_topk,
+    noise_gate,
+    noisy_topk,
+    sample_exact,
+    soft_topk,
+    straight_through,
+)
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
 from texvlm.texture import Texture
@@ -39,10 +52,21 @@ from texvlm.warping import motion, warp
 cmake_prefix_path = str(_Path(__file__).parent / "cmake")
 """Where CMake finds texvlm: C++ programs say find_package(texvlm) and link to texvlm::texvlm (texvlm/include/texvlm/ops.h)."""
 
+
+def __getattr__(name: str) -> object:
+    """The parts that bring libraries of their own are imported when they are asked for: `texvlm.qwen` needs transformers."""
+    if name in ("qwen", "training"):
+        import importlib
+
+        return importlib.import_module(f"texvlm.{name}")
+    raise AttributeError(f"module 'texvlm' has no attribute {name!r}")
+
+
 __all__ = [
     "CHANNELS",
     "MINIMAL",
     "PCA",
+    "Allocator",
     "CascadeConfig",
     "Channel",
     "ClipEmbedding",
@@ -51,8 +75,12 @@ __all__ = [
     "EmbeddingProvider",
     "FoveaLayout",
     "FoveatedTokens",
+    "Information",
+    "Participation",
+    "Perspective",
     "QuadtreeCut",
     "Selection",
+    "TensionBalancer",
     "Texture",
     "Tokens",
     "attention_map",
@@ -75,22 +103,32 @@ __all__ = [
     "gaussian_splat",
     "gaze_history",
     "generate_mipmaps",
+    "gumbel_noise",
+    "gumbel_topk",
     "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",
     "line_axes",
+    "log_soft_topk",
     "motion",
+    "noise_gate",
+    "noisy_topk",
     "optical_flow",
+    "pack_cells",
+    "perturbed_topk",
     "predict_cells",
     "quadtree_cut",
     "relevance",
     "saliency",
+    "sample_exact",
     "sample_foveated",
     "sample_grad",
     "sample_grad_hardware",
     "sample_lod",
     "sample_lod_hardware",
     "select",
+    "soft_topk",
+    "straight_through",
     "superpixel_channels",
     "superpixels",
     "text_regions",

@@ -13,8 +13,12 @@ from collections.abc import Callable, Sequence
 
 from texvlm import __version__
 
-SELECT_PATHS = ("salience", "query", "anisotropic_text", "five_stage", "adaptive", "predictive", "multiscale")
+SELECT_PATHS = ("salience", "query", "anisotropic_text", "five_stage", "adaptive", "learned", "predictive", "multiscale")
 """Those that need no more than a picture, or a picture and a query."""
+
+
+DEFAULT_PATH = "learned"
+"""Without a query."""
 
 
 class Complaint(Exception):
@@ -44,6 +48,11 @@ def between(low: int, high: int) -> Callable[[str], int]:
     return bounded
 
 
+def budget(text: str) -> int | str:
+    """An argument that is a number of tokens, or auto."""
+    return text if text == "auto" else positive(text)
+
+
 def plural(count: int, noun: str) -> str:
     """A number of things: 1 cell, 1,504 cells."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -69,6 +78,14 @@ def parser() -> argparse.ArgumentParser:
     view.add_argument("--previous", metavar="IMAGE", help="the frame before, as large: brings motion, flow and what was salient")
     view.add_argument("--query", metavar="TEXT", help="what to look for, such as seven: the cells are then kept by relevance")
     view.add_argument(
+        "--path",
+        nargs="+",
+        choices=SELECT_PATHS,
+        metavar="PATH",
+        help=f"after IMAGE: how cells are kept ({DEFAULT_PATH}, or query where there is one), or two paths to compare side by side: "
+        f"{', '.join(SELECT_PATHS)}",
+    )
+    view.add_argument(
         "--embedding", choices=("digits",), help="what reads the query: digits (the default) ships with texvlm, knows 0 to 9 only"
     )
 
@@ -79,7 +96,9 @@ def parser() -> argparse.ArgumentParser:
         "also where --max-size shrinks it; row, col and index count cells of the grid.",
     )
     select.add_argument(
-        "--path", choices=SELECT_PATHS, help="how they are chosen (salience, or query where there is one): see texvlm.select"
+        "--path",
+        choices=SELECT_PATHS,
+        help=f"how they are chosen ({DEFAULT_PATH}, or query where there is one): see texvlm.select",
     )
     select.add_argument(
         "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: the cells are then kept by relevance"
@@ -97,6 +116,42 @@ def parser() -> argparse.ArgumentParser:
             metavar="PX",
             help=f"shrink a picture whose longer side exceeds this ({largest or 'never'})",
         )
+
+    chat = commands.add_parser(
+        "chat",
+        help="questions about pictures to a Qwen-VL that sees what a budget keeps of them",
+        description="Questions to a Qwen with eyes (Qwen2-VL to Qwen3.5), which gets the kept parts of pictures only: cut before its "
+        "vision tower. Several turns on one cache. Questions are lines of standard input, until it ends or one is empty; answers go to "
+        "standard output, what each turn kept and took to standard error.",
+    )
+    chat.add_argument("--model", metavar="NAME", help="on the Hub or in a folder, such as Qwen/Qwen3-VL-2B-Instruct")
+    chat.add_argument(
+        "--tiny",
+        nargs="?",
+        const="qwen3_vl",
+        metavar="FAMILY",
+        help="a random tiny model instead, to see that all works (qwen3_vl)",
+    )
+    chat.add_argument("--image", action="append", required=True, metavar="FILE", help="a picture; more of them with more --image")
+    chat.add_argument(
+        "--ask", action="append", metavar="TEXT", help="a question, instead of standard input; more with more --ask"
+    )
+    chat.add_argument(
+        "--budget", type=budget, default=273, metavar="K", help="tokens that a picture keeps, or auto (%(default)s)"
+    )
+    chat.add_argument(
+        "--path",
+        choices=(*SELECT_PATHS, "random", "uniform"),
+        help=f"how they are chosen ({DEFAULT_PATH}, or query where there is one)",
+    )
+    chat.add_argument(
+        "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: tokens are kept by relevance"
+    )
+    chat.add_argument("--thumbnail", choices=("segment", "joint"), help="a coarse picture too, inside the budget")
+    chat.add_argument("--max-new-tokens", type=positive, default=256, metavar="N", help="of an answer (%(default)s)")
+    chat.add_argument("--max-size", type=positive, metavar="PX", help="shrink a picture whose longer side exceeds this (never)")
+    chat.add_argument("--show", metavar="OUT.png", help="write what the model sees of the pictures")
+    chat.add_argument("--device", default="auto", help="cpu, cuda, or auto: cuda where there is one (the default)")
 
     commands.add_parser(
         "bench",

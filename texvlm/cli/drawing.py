@@ -10,11 +10,14 @@ import numpy as np
 
 from texvlm.cli import plural, tiles
 from texvlm.cli.page import BRIGHT, FAINT, HEAD, LINE, MARGIN, PLAIN, Array, Layout, Page
+from texvlm.cli.view import token_of_cells
 
 if TYPE_CHECKING:
     from texvlm.cli.view import Scene
 
 HEAT, DARKEST = "inferno", 0.34  # the part of the colour map that stands out from the dimmed picture
+ONLY, BOTH = ((0.98, 0.64, 0.26), (0.36, 0.66, 0.98)), (0.92, 0.93, 0.95)  # of cells that one of two paths keeps, or both
+WHY = {"salience": "from edges, entropy and saliency", "learned": "what there is to read or look at"}
 
 
 def draw(scene: Scene, path: Path, dpi: int) -> None:
@@ -31,11 +34,18 @@ def draw(scene: Scene, path: Path, dpi: int) -> None:
     cells = f"{width} × {height} pixels, {columns} × {rows} cells of {selection.cell} px"
     page.title(*at.panels[0], "The picture", cells)
     page.image(*at.panels[0], *size, picture)
-    why = "from edges, entropy and saliency" if scene.query is None else f"relevance to “{_cut(scene.query, 24)}”"
-    page.title(*at.panels[1], "What is kept", f"cells by score, {why}")
-    _heat(page, at, scene, picture)
-    page.title(*at.panels[2], "What a model sees", share(int(selection.count[0]), rows * columns, selection.cell))
-    page.image(*at.panels[2], *size, _rgb(scene.seen))
+    paths, compared = len(scene.kept), len(scene.kept) > 1
+    for kept, spot in zip(scene.kept, at.panels[1:]):
+        why = WHY.get(kept.path, kept.path) if scene.query is None else f"relevance to “{_cut(scene.query, 24)}”"
+        page.title(*spot, f"What {kept.path} keeps" if compared else "What is kept", f"cells by score, {why}")
+        _heat(page, at, kept.selection, spot, picture)
+    if compared:
+        page.title(*at.panels[3], "Where they differ", _difference(page, at, scene, picture))
+    for kept, spot in zip(scene.kept, at.panels[-paths:]):
+        sharp = kept.selection.lod[0, : int(kept.selection.count[0])].eq(0).all()
+        what = share(int(kept.selection.count[0]), rows * columns, kept.selection.cell) if sharp else _levels(kept.selection)
+        page.title(*spot, f"What a model sees by {kept.path}" if compared else "What a model sees", what)
+        page.image(*spot, *size, _rgb(kept.seen))
     if scene.relevance is not None and at.relevance is not None:
         page.title(*at.relevance, f"Where “{_cut(scene.query or '', 24)}” is", _found(scene.relevance))
         _relevance(page, at, scene, picture)
@@ -51,9 +61,9 @@ def plan(scene: Scene) -> Layout:
     """Where everything of a scene goes."""
     count = len(scene.wanted) + (scene.flow is not None)
     sizes = (scene.picture.width, scene.picture.height, scene.colours.levels)
-    at = Layout(*sizes, count)
+    at = Layout(*sizes, count, paths=len(scene.kept))
     lines = len(_absent(scene, at)) if scene.unasked else 0
-    return Layout(*sizes, count, scene.relevance is not None, lines)
+    return Layout(*sizes, count, scene.relevance is not None, lines, len(scene.kept))
 
 
 def share(count: int, total: int, cell: int) -> str:
@@ -96,30 +106,56 @@ def _dimmed(light: Array) -> Array:
     return canvas
 
 
-def _heat(page: Page, at: Layout, scene: Scene, picture: Array) -> None:
+def _levels(selection: Any) -> str:
+    """How many tokens there are of each level."""
+    levels = selection.lod[0, : int(selection.count[0])].long()
+    many = [f"{int((levels == level).sum()):,} at level {level}" for level in levels.unique().tolist()]
+    return "tokens: " + ", ".join(many)
+
+
+def _difference(page: Page, at: Layout, scene: Scene, picture: Array) -> str:
+    """The dimmed picture with the cells that one of two paths keeps, or both: a colour for each. Returns what these mean."""
+    first, second = (kept.selection.mask()[0].cpu().numpy() for kept in scene.kept)
+    cell, (height, width) = scene.selection.cell, picture.shape[:2]
+    light = _luma(picture)
+    canvas = _dimmed(light)
+    colours = [(first & ~second, ONLY[0]), (second & ~first, ONLY[1]), (first & second, BOTH)]
+    for mask, colour in colours:
+        inside = mask.repeat(cell, 0).repeat(cell, 1)[:height, :width]
+        canvas[inside] = np.array(colour, dtype=np.float32) * (0.62 + 0.38 * light[inside][:, None])
+    page.image(*at.panels[3], at.image_w, at.image_h, canvas)
+    a, b, both = (int(mask.sum()) for mask, _ in colours)
+    return f"cells: {a:,} left alone (orange), {b:,} right alone (blue), {both:,} both"
+
+
+def _heat(page: Page, at: Layout, selection: Any, spot: tuple[float, float], picture: Array) -> None:
     """The dimmed picture with its kept cells coloured by score, and the scale of the colours below it."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, Normalize
 
-    selection, spot = scene.selection, at.panels[1]
-    (rows, columns), count, cell = selection.grid, int(selection.count[0]), selection.cell
+    count, cell = int(selection.count[0]), selection.cell
     scores = selection.score[0, :count].detach().float().cpu().numpy()
     low, high = (float(scores.min()), float(scores.max())) if count else (0.0, 1.0)
     norm = Normalize(low, high if high > low else low + 1)
 
-    # Drawn finer than the picture, so that the lines between cells stay thin.
+    # Drawn finer than the picture, so that the lines between tokens stay thin.
     fine = max(1, round(1600 / max(picture.shape[:2])))
     light = _luma(picture).repeat(fine, 0).repeat(fine, 1)
     canvas = _dimmed(light)
-    paint = np.zeros((rows * columns, 4), dtype=np.float32)  # a colour, and whether the cell is kept
-    paint[selection.indices[0, :count].cpu().numpy(), :3] = colormaps[HEAT](DARKEST + (1 - DARKEST) * norm(scores))[:, :3]
-    paint[selection.indices[0, :count].cpu().numpy(), 3] = 1
+    token = token_of_cells(selection).numpy()
+    hue = np.zeros((count + 1, 3), dtype=np.float32)  # the last one, of no token, is not painted
+    hue[:count] = colormaps[HEAT](DARKEST + (1 - DARKEST) * norm(scores))[:, :3]
     (row, y), (column, x) = (np.divmod(np.arange(n), cell * fine) for n in canvas.shape[:2])
-    painted = paint[row[:, None] * columns + column]
-    inside = painted[..., 3] > 0
-    if cell * fine > 5:  # leave room for a line
-        inside &= (y < cell * fine - 1)[:, None] & (x < cell * fine - 1)
-    canvas[inside] = painted[inside, :3] * (0.62 + 0.38 * light[inside][:, None])
+    painted = token[row[:, None], column]
+    inside = painted >= 0
+    if cell * fine > 5:  # leave room for a line between tokens
+        ends, stops = (np.ones_like(token, dtype=bool) for _ in range(2))
+        ends[:-1], stops[:, :-1] = token[1:] != token[:-1], token[:, 1:] != token[:, :-1]
+        at_line = (ends[row[:, None], column] & (y == cell * fine - 1)[:, None]) | (
+            stops[row[:, None], column] & (x == cell * fine - 1)
+        )
+        inside &= ~at_line
+    canvas[inside] = hue[painted[inside]] * (0.62 + 0.38 * light[inside][:, None])
     page.image(*spot, at.image_w, at.image_h, canvas)
 
     shown = ListedColormap(colormaps[HEAT](np.linspace(DARKEST, 1, 256)))

@@ -112,9 +112,13 @@ class Layout:
         tiles: how many on the contact sheet.
         searched: whether there is a fourth panel, for relevance.
         lines: of text about channels that were not built.
+        paths: 1, or 2 that are compared: then there are six panels, the picture and what each keeps, and below them where they
+            differ and what a model sees by each.
     """
 
-    def __init__(self, width: int, height: int, levels: int, tiles: int, searched: bool = False, lines: int = 0) -> None:
+    def __init__(
+        self, width: int, height: int, levels: int, tiles: int, searched: bool = False, lines: int = 0, paths: int = 1
+    ) -> None:
         true = width / height
         self.aspect = aspect = min(max(true, SLIMMEST), FLATTEST)
         self.stretch = aspect / true  # across over down; 1 is in shape
@@ -130,12 +134,15 @@ class Layout:
         self.width = inner + 2 * MARGIN
         x, y = MARGIN, MARGIN + HEAD + TITLE - 0.25
         if self.stacked:
-            down = self.image_h + GAP + TITLE
-            self.panels = [(x, y), (x, y + down), (x, y + 2 * down + SCALE)]
-            y += 3 * down + SCALE
+            self.panels = []
+            for panel in range(3 * paths):
+                self.panels.append((x, y))
+                y += self.image_h + GAP + TITLE + (SCALE if 1 <= panel <= paths else 0)
         else:
-            self.panels = [(x + i * (self.panel_w + GAP), y) for i in range(3)]
-            y += self.image_h + SCALE + TITLE
+            self.panels = []
+            for row in range(paths):
+                self.panels += [(x + i * (self.panel_w + GAP), y) for i in range(3)]
+                y += self.image_h + TITLE + (SCALE if row == 0 else GAP)
         self.relevance: tuple[float, float] | None = None
         if self.stacked and searched:
             self.relevance = (x, y)

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from texvlm.cli import Complaint
+from texvlm.cli import DEFAULT_PATH, Complaint
 from texvlm.cli.image import Picture, read_picture
 
 
@@ -78,13 +78,19 @@ def _edges(cells: int, cell: int, seen: int, full: int) -> list[int]:
     return [(2 * min(i * cell, seen) * full + seen) // (2 * seen) for i in range(cells + 1)]
 
 
-def asked(args: argparse.Namespace) -> dict[str, Any]:
-    """The path and what is looked for, as arguments of `texvlm.select`."""
+def query_text(args: argparse.Namespace) -> str | None:
+    """What --query asks for, single-spaced; None without it."""
     query = None if args.query is None else " ".join(args.query.split())
     if query == "":
         raise Complaint("--query is empty: say what to look for, such as seven")
+    return query
+
+
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    """The path and what is looked for, as arguments of `texvlm.select`."""
+    query = query_text(args)
     if query is None:
-        return {"path": args.path or "salience"}
+        return {"path": args.path or DEFAULT_PATH}
     import texvlm
 
     return {"path": args.path or "query", "query": query, "embedding": texvlm.Embedding(texvlm.DigitsEmbedding())}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from texvlm.cli import Complaint, plural
+from texvlm.cli import DEFAULT_PATH, Complaint, plural
 from texvlm.cli.image import Picture, read_picture
-from texvlm.cli.select import choose
+from texvlm.cli.select import choose, query_text
+from texvlm.learned import VALUE_CHANNELS
 from texvlm.paths import SCORE_CHANNELS
 
 REPEATS, PATIENCE = 5, 1.0  # calls of each stage, fewer where they take longer than this many seconds together
@@ -30,6 +31,14 @@ class Stage(NamedTuple):
     megabytes: float | None  # of what it hands on
 
 
+class Kept(NamedTuple):
+    """What a path keeps of the picture."""
+
+    path: str
+    selection: Any  # texvlm.Selection
+    seen: Tensor  # [3, H, W] in [0, 1]: kept tokens at their level, the rest coarse
+
+
 class Scene(NamedTuple):
     """All that is drawn."""
 
@@ -40,11 +49,15 @@ class Scene(NamedTuple):
     absent: dict[str, str]  # and why
     unasked: dict[str, str]  # channels that nobody named and that have no source here, and why
     known: int  # how many channels there are
-    selection: Any  # texvlm.Selection
-    seen: Tensor  # [3, H, W] in [0, 1]: kept cells sharp, the rest coarse
+    kept: list[Kept]  # by one path, or by two that are compared
     query: str | None = None
     relevance: Tensor | None = None  # [1, H, W]
     flow: Tensor | None = None  # [1, 2, H, W]
+
+    @property
+    def selection(self) -> Any:
+        """What the first path keeps, a texvlm.Selection."""
+        return self.kept[0].selection
 
 
 class Sources(NamedTuple):
@@ -115,11 +128,40 @@ def texel_centres(height: int, width: int) -> Tensor:
     return torch.stack([u, v], dim=-1).view(1, -1, 2)
 
 
-def look(picture: Picture, k: int, cell: int, channels: str = "all", sources: Sources | None = None) -> tuple[Scene, list[Stage]]:
+def kept_by(
+    path: str, scored: Any, k: int, cell: int, options: dict[str, Any], colours: Any, coarse: Tensor
+) -> tuple[Kept, list[Stage]]:
+    """What a path keeps of an image or a texture, and what that costs; `coarse` [3, H, W] is under the tokens."""
+    choose(scored, k, cell, path=path, **options)  # it refuses what it refuses, before it is timed
+    selection, select_ms = timed(lambda: choose(scored, k, cell, path=path, **options))
+    count, (rows, columns) = int(selection.count[0]), selection.grid
+    tokens, tokens_ms = timed(lambda: selection.tokens(colours).patches)
+    cells = f"{count:,} of {plural(rows * columns, 'cell')}"
+    patches = f"{count:,} patch{'' if count == 1 else 'es'} {cell} x {cell} x 3"
+    stages = [
+        Stage("cascade", cells, select_ms, _megabytes(selection.indices, selection.score)),
+        Stage("tokens", patches, tokens_ms, _megabytes(tokens)),
+    ]
+    return Kept(path, selection, as_seen(colours, selection, coarse).clamp(0, 1)), stages
+
+
+READS = {"salience": SCORE_CHANNELS, "learned": VALUE_CHANNELS}
+"""Paths that are given the texture where it has these channels; the others make their own of the picture."""
+
+
+def look(
+    picture: Picture,
+    k: int,
+    cell: int,
+    channels: str = "all",
+    sources: Sources | None = None,
+    paths: Sequence[str] | None = None,
+) -> tuple[Scene, list[Stage]]:
     """Runs the stages on a picture; every one is the public function that a program would call."""
     import texvlm
 
     sources = sources or Sources()
+    paths = paths or [DEFAULT_PATH if sources.query is None else "query"]
     image, height, width = picture.image, picture.height, picture.width
     names = channel_names(channels)
     absent = without_source(names, sources)
@@ -148,8 +190,6 @@ def look(picture: Picture, k: int, cell: int, channels: str = "all", sources: So
     stages.append(Stage("channels + pyramid", what, build_ms, _megabytes(texture.data)))
 
     relevance = None
-    scored: Any = image
-    options: dict[str, Any] = {}
     if sources.query is not None:
         axes = [f"embedding_{i}" for i in range(16)]
         answers = texture
@@ -157,31 +197,18 @@ def look(picture: Picture, k: int, cell: int, channels: str = "all", sources: So
             answers = texvlm.build_channels(image, None, sources.query, axes, embedding=sources.embedding, levels=1)
         relevance, ms = timed(lambda: texvlm.relevance(answers))
         stages.append(Stage("relevance", f"up to {float(relevance.max()):.2f}", ms, _megabytes(relevance)))
-        options = {"path": "query", "query": sources.query, "embedding": sources.embedding}
-    elif set(SCORE_CHANNELS) <= set(built):
-        scored = texture
-    choose(scored, k, cell, **options)  # it refuses what it refuses, before it is timed
-    selection, select_ms = timed(lambda: choose(scored, k, cell, **options))
-    rows, columns = selection.grid
-    count = int(selection.count[0])
-    centres = selection.centres()[:1, :count]
     colours = texvlm.Texture(picture.image)
-    tokens, tokens_ms = timed(lambda: colours.patches(centres, 0.0, size=cell))
     uv, lod = texel_centres(height, width), (cell - 1).bit_length()
     coarse, coarse_ms = timed(lambda: colours.sample(uv, float(lod)))
-    sharp = colours.level(0)[0]
-    kept = selection.mask()[0].repeat_interleave(cell, 0).repeat_interleave(cell, 1)[:height, :width]
-    seen = torch.where(kept, sharp, coarse[0].T.reshape(3, height, width))
-    stages += [
-        Stage(
-            "cascade",
-            f"{count:,} of {plural(rows * columns, 'cell')}",
-            select_ms,
-            _megabytes(selection.indices, selection.score),
-        ),
-        Stage("tokens", f"{count:,} patch{'' if count == 1 else 'es'} {cell} x {cell} x 3", tokens_ms, _megabytes(tokens)),
-        Stage("surroundings", f"{plural(height * width, 'sample')} at LOD {lod}", coarse_ms, _megabytes(coarse)),
-    ]
+    under = coarse[0].T.reshape(3, height, width)
+    kept = []
+    for path in paths:
+        ready = sources.query is None and path in READS and set(READS[path]) <= set(built)
+        options = {} if sources.query is None else {"query": sources.query, "embedding": sources.embedding}
+        found, costs = kept_by(path, texture if ready else image, k, cell, options, colours, under)
+        kept.append(found)
+        stages += [cost._replace(result=f"{path}: {cost.result}") for cost in costs] if len(paths) > 1 else costs
+    stages.append(Stage("surroundings", f"{plural(height * width, 'sample')} at LOD {lod}", coarse_ms, _megabytes(coarse)))
     everything = channels.strip() == "all"
     return Scene(
         picture,
@@ -191,12 +218,36 @@ def look(picture: Picture, k: int, cell: int, channels: str = "all", sources: So
         absent={} if everything else absent,
         unasked=absent if everything else {},
         known=len(texvlm.CHANNELS),
-        selection=selection,
-        seen=seen.clamp(0, 1),
+        kept=kept,
         query=sources.query,
         relevance=relevance,
         flow=flow,
     ), stages
+
+
+def token_of_cells(selection: Any) -> Tensor:
+    """Which of the first picture's tokens shows each cell, int64 [rows, columns]; the finest where several do, -1 where none does."""
+    rows, columns = selection.grid
+    found = torch.full((rows, columns), -1, dtype=torch.int64)
+    count = int(selection.count[0])
+    indices, levels = selection.indices[0, :count].tolist(), selection.lod[0, :count].tolist()
+    for token in sorted(range(count), key=lambda t: -levels[t]):
+        (row, column), side = divmod(indices[token], columns), 2 ** int(levels[token])
+        found[row : row + side, column : column + side] = token
+    return found
+
+
+def as_seen(colours: Any, selection: Any, coarse: Tensor) -> Tensor:
+    """The picture [3, H, W] with the kept tokens at their level over the coarse one."""
+    height, width = coarse.shape[1:]
+    token = token_of_cells(selection)
+    lod = torch.where(token < 0, -1.0, selection.lod[0].cpu()[token.clamp(min=0)] if selection.lod.shape[1] else -1.0)
+    level = lod.repeat_interleave(selection.cell, 0).repeat_interleave(selection.cell, 1)[:height, :width]
+    seen = torch.where(level == 0, colours.level(0)[0], coarse)
+    for coarser in range(1, int(lod.max()) + 1):
+        sampled = colours.sample(texel_centres(height, width), float(coarser))[0].T.reshape(3, height, width)
+        seen = torch.where(level == coarser, sampled, seen)
+    return seen
 
 
 def handed_in(args: argparse.Namespace, picture: Picture) -> Sources:
@@ -207,9 +258,7 @@ def handed_in(args: argparse.Namespace, picture: Picture) -> Sources:
         if previous.image.shape != picture.image.shape:
             sizes = [f"{p.full[1]} x {p.full[0]}" for p in (picture, previous)]
             raise Complaint(f"--previous must be as large as the picture, {sizes[0]}, got {sizes[1]}")
-    query = None if args.query is None else " ".join(args.query.split())
-    if query == "":
-        raise Complaint("--query is empty: say what to look for, such as seven")
+    query = query_text(args)
     if query is None and args.embedding is None:
         return Sources(previous)
     import texvlm
@@ -240,7 +289,9 @@ def run(args: argparse.Namespace) -> int:
     from texvlm.cli.drawing import draw, plan
 
     sources = handed_in(args, picture)
-    scene, stages = look(picture, args.k, args.cell, args.channels, sources)
+    if args.path is not None and len(args.path) > 2:
+        raise Complaint(f"--path takes one path, or two to compare, got {len(args.path)}")
+    scene, stages = look(picture, args.k, args.cell, args.channels, sources, args.path)
 
     start = time.perf_counter()
     try:
