@@ -33,6 +33,7 @@ SAY  := printf '==> %s\n'
 
 CPP     := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh' \))
 FORMATTED := $(wildcard tests/cpp/*.cpp tests/shim/*.h tests/shim/*.cpp tests/shim/*/*.cu texvlm/include/texvlm/*.h)
+OLDEST  := 5.9.0
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
 .PHONY: help setup build demo test test-cuda-build sanitize kernels bench gpu-verify lint fmt clean
@@ -48,7 +49,7 @@ build: $(BUILT) ## compile what changed
 demo: $(BUILT) $(VENV)/.extra-demo ## one picture: what texvlm sees in a photograph, and what it keeps
 	@$(PY) -m texvlm view "$${IMAGE:-$$($(PY) -m texvlm.cli.photo)}" -o "$(OUT)" $(ARGS)
 
-test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.tried-ocr $(VENV)/.gl ## all tests (make test ARGS="-k pyramid")
+test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.tried-ocr $(VENV)/.transformers-$(OLDEST) $(VENV)/.gl ## all tests (make test ARGS="-k pyramid")
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
@@ -68,7 +69,7 @@ bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid
 gpu-verify: $(VENV)/.torch ## on a machine with an NVIDIA GPU: build for it, test, benchmark, write benchmarks/results/
 	@VENV=$(VENV) $(PY) benchmarks/_gpu_verify.py
 
-lint: $(VENV)/.extra-dev ## ruff, mypy, clang-format: report only
+lint: $(VENV)/.needed $(VENV)/.extra-dev ## ruff, mypy, clang-format: report only
 	@failed=0; \
 	$(SAY) "ruff";         ruff check . && ruff format --check . || failed=1; \
 	$(SAY) "mypy";         mypy || failed=1; \
@@ -98,10 +99,16 @@ $(VENV)/.torch:
 	@$(PY) -c 'import torch; print("torch==" + torch.__version__)' > $(VENV)/constraints.txt
 	@touch $@
 
-# The extra's list is read from pyproject.toml: pip can install an extra only together with the package, which would compile it again.
+# What the package needs, and what an extra does, is read from pyproject.toml: pip can install these only together with the package, which
+# would compile it again.
+PROJECT := import importlib, sys; toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli"); project = toml.load(open("pyproject.toml", "rb"))["project"]
+$(VENV)/.needed: pyproject.toml $(VENV)/.torch
+	@$(PY) -c '$(PROJECT); print("\n".join(need for need in project["dependencies"] if not need.startswith("torch")))' > $(VENV)/needed.txt
+	@$(PIP) install -qq --no-input -c $(VENV)/constraints.txt -r $(VENV)/needed.txt
+	@touch $@
 $(VENV)/.extra-%: pyproject.toml $(VENV)/.torch
 	@$(SAY) "installing the extra '$*'"
-	@$(PY) -c 'import importlib, sys; toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli"); print("\n".join(toml.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]))' > $(VENV)/extra-$*.txt
+	@$(PY) -c '$(PROJECT); print("\n".join(project["optional-dependencies"]["$*"]))' > $(VENV)/extra-$*.txt
 	@$(PIP) install -qq --no-input -c $(VENV)/constraints.txt -r $(VENV)/extra-$*.txt
 	@touch $@
 
@@ -125,8 +132,16 @@ $(VENV)/.tried-%: pyproject.toml $(VENV)/.torch
 	@$(MAKE) $(VENV)/.extra-$* || echo "the extra '$*' could not be installed: its tests will skip"
 	@touch $@
 
+# The oldest transformers that texvlm.qwen takes, beside the newest, with what it needs: tests/test_qwen_oldest.py runs with it.
+$(VENV)/.transformers-$(OLDEST): | $(VENV)/.torch
+	@$(SAY) "installing transformers $(OLDEST) beside the newest"
+	@rm -rf $(VENV)/transformers-oldest
+	@$(PIP) install -qq --no-input -c $(VENV)/constraints.txt --target $(VENV)/transformers-oldest "transformers==$(OLDEST)" \
+	  || echo "transformers $(OLDEST) could not be installed: its tests will skip"
+	@touch $@
+
 # In place, so that a changed source recompiles only what it reaches (ninja keeps the books in build/).
-$(BUILT): setup.py $(CPP) $(VENV)/.torch
+$(BUILT): setup.py $(CPP) $(VENV)/.torch | $(VENV)/.needed
 	@mkdir -p build
 	@$(SAY) "compiling the extension (whole log: build/build.log)"
 	@$(PY) setup.py build_ext --inplace 2>&1 | tee build/build.log \
