@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <mutex>
 
@@ -229,6 +230,41 @@ struct Promote final : c10::OperatorKernel {
   std::vector<std::string> names;
 };
 
+// The tensors among the arguments of a call, which are last on the stack: f(argument, tensor).
+template <class F>
+void each_tensor(const c10::FunctionSchema& schema, const Stack& stack, const F& f) {
+  const auto& arguments = schema.arguments();
+  const size_t first = stack.size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const IValue& value = stack[first + i];
+    if (value.isTensor() && value.toTensor().defined()) f(arguments[i], value.toTensor());
+  }
+}
+
+void refuse_gradients(const c10::OperatorHandle& op, Stack* stack) {
+  each_tensor(op.schema(), *stack, [&](const c10::Argument& argument, const Tensor& t) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!(c10::GradMode::is_enabled() && t.requires_grad()) && !t._fw_grad(0).defined(),
+                                op.schema().name(),
+                                ": works in place and is not differentiable; call it under torch.no_grad() or on ",
+                                argument.name(), ".detach()");
+  });
+  const at::AutoDispatchBelowAutograd guard;
+  op.callBoxed(stack);
+}
+
+// PyTorch's fallback counts only what an op returns.
+void count_writes(const c10::OperatorHandle& op, Stack* stack) {
+  std::vector<Tensor> written;
+  each_tensor(op.schema(), *stack, [&](const c10::Argument& argument, const Tensor& t) {
+    if (argument.alias_info() && argument.alias_info()->isWrite()) written.push_back(t);
+  });
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    op.callBoxed(stack);
+  }
+  for (const Tensor& t : written) torch::autograd::impl::bump_version(t);
+}
+
 }  // namespace
 
 void run_recorded(const Formula* formula, Stack& stack) {
@@ -241,6 +277,14 @@ void run_recorded(const Formula* formula, Stack& stack) {
 }
 
 void Ops::not_differentiable(const char* name) const { library_.impl(name, torch::autograd::autogradNotImplementedFallback()); }
+
+void Ops::refuses_gradients(const char* name) const {
+  library_.impl(name, torch::CppFunction::makeFromBoxedFunction<refuse_gradients>());
+}
+
+void Ops::counts_writes(const char* name) const {
+  library_.impl(name, torch::CppFunction::makeFromBoxedFunction<count_writes>());
+}
 
 void Ops::promotes(const char* name, std::vector<std::string> arguments) const {
   if (at_ != At::autocast) return;

@@ -3,6 +3,7 @@
 //   TEXVLM_OPS(ops) {
 //     ops.differentiable<sample_lod>("sample_lod");        // gradients by the op sample_lod_backward
 //     ops.op<sample_lod_backward>("sample_lod_backward");  // none of its own: second derivatives raise
+//     ops.in_place<update_mipmaps>("update_mipmaps");      // none either: it writes into arguments
 //     ops.promotes("sample_lod", {"uv", "lod"});           // under autocast
 //   }
 //
@@ -214,19 +215,22 @@ struct NoAutocast {
 
 class Ops {
  public:
-  enum class At { devices, autograd, autocast };
+  enum class At { devices, autograd, autocast, in_place };
   Ops(torch::Library& library, At at) : library_(library), at_(at) {}
 
-  // The kernel alone, for an op with entries of its own elsewhere.
-  template <auto function>
-  void kernel(const char* name) const {
-    if (at_ == At::devices) library_.impl(name, &EntryOf<function, decltype(function)>::type::kernel);
-  }
   // An op without gradients: where one is asked for, it raises.
   template <auto function>
   void op(const char* name) const {
     kernel<function>(name);
     if (at_ == At::autograd) not_differentiable(name);
+  }
+  // An op that writes into arguments, which its schema marks (a!): it refuses gradients of all its tensors, and counts the
+  // writes, so that autograd sees a saved tensor change, and the cache of texture arrays its texels.
+  template <auto function>
+  void in_place(const char* name) const {
+    kernel<function>(name);
+    if (at_ == At::autograd) refuses_gradients(name);
+    if (at_ == At::in_place) counts_writes(name);
   }
   template <auto function>
   void differentiable(const char* name, GradientRule rule = {}) const {
@@ -240,19 +244,26 @@ class Ops {
   void promotes(const char* name, std::vector<std::string> arguments) const;
 
  private:
+  template <auto function>
+  void kernel(const char* name) const {
+    if (at_ == At::devices) library_.impl(name, &EntryOf<function, decltype(function)>::type::kernel);
+  }
   void not_differentiable(const char* name) const;
+  void refuses_gradients(const char* name) const;
+  void counts_writes(const char* name) const;
 
   torch::Library& library_;
   At at_;
 };
 
-#define TEXVLM_OPS(ops)                                                               \
-  static void texvlm_ops(const Ops&);                                                 \
-  TORCH_LIBRARY_IMPL(texvlm, CPU, m) { texvlm_ops({m, Ops::At::devices}); }           \
-  TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { texvlm_ops({m, Ops::At::devices}); }          \
-  TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { texvlm_ops({m, Ops::At::autograd}); }     \
-  TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { texvlm_ops({m, Ops::At::autocast}); }  \
-  TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { texvlm_ops({m, Ops::At::autocast}); } \
+#define TEXVLM_OPS(ops)                                                                  \
+  static void texvlm_ops(const Ops&);                                                    \
+  TORCH_LIBRARY_IMPL(texvlm, CPU, m) { texvlm_ops({m, Ops::At::devices}); }              \
+  TORCH_LIBRARY_IMPL(texvlm, CUDA, m) { texvlm_ops({m, Ops::At::devices}); }             \
+  TORCH_LIBRARY_IMPL(texvlm, Autograd, m) { texvlm_ops({m, Ops::At::autograd}); }        \
+  TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) { texvlm_ops({m, Ops::At::in_place}); } \
+  TORCH_LIBRARY_IMPL(texvlm, AutocastCPU, m) { texvlm_ops({m, Ops::At::autocast}); }     \
+  TORCH_LIBRARY_IMPL(texvlm, AutocastCUDA, m) { texvlm_ops({m, Ops::At::autocast}); }    \
   static void texvlm_ops(const Ops& ops)
 
 }  // namespace texvlm

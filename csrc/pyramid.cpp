@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <torch/csrc/autograd/variable.h>
-
 #include "autograd.h"
 #include "cuda/pyramid.h"
 #include "launch.h"
@@ -164,26 +162,6 @@ void check_linear(const Call& call) {
 
 IValue dtype_of_grad(const Call& call) { return static_cast<int64_t>(call["grad"].toTensor().scalar_type()); }
 
-// An op in place has entries of its own: it refuses gradients, and counts the write, so that autograd sees a saved tensor change,
-// and the cache of texture arrays its texels. (PyTorch's fallbacks count what an op returns, and this one returns nothing.)
-void update_mipmaps_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const Tensor& data = stack->front().toTensor();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !(c10::GradMode::is_enabled() && data.requires_grad()) && !data._fw_grad(0).defined(),
-      "texvlm::update_mipmaps: works in place and is not differentiable; call it under torch.no_grad() or on "
-      "data.detach()");
-  const at::AutoDispatchBelowAutograd guard;
-  op.callBoxed(stack);
-}
-void update_mipmaps_in_place(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const Tensor data = stack->front().toTensor();
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    op.callBoxed(stack);
-  }
-  torch::autograd::impl::bump_version(data);
-}
-
 }  // namespace
 
 void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& reducers) {
@@ -201,13 +179,7 @@ TEXVLM_OPS(ops) {
   ops.differentiable<generate_mipmaps_backward>(
       "generate_mipmaps_backward",
       GradientRule().by("texvlm::generate_mipmaps").given("dtype", dtype_of_grad).backward_refused_by(check_linear));
-  ops.kernel<update_mipmaps>("update_mipmaps");
-}
-TORCH_LIBRARY_IMPL(texvlm, Autograd, m) {
-  m.impl("update_mipmaps", torch::CppFunction::makeFromBoxedFunction<update_mipmaps_autograd>());
-}
-TORCH_LIBRARY_IMPL(texvlm, ADInplaceOrView, m) {
-  m.impl("update_mipmaps", torch::CppFunction::makeFromBoxedFunction<update_mipmaps_in_place>());
+  ops.in_place<update_mipmaps>("update_mipmaps");
 }
 
 }  // namespace texvlm

@@ -21,6 +21,8 @@ def op_of(case: Case | Bad):
 
 
 def tensors(result) -> list[torch.Tensor]:
+    if result is None:
+        return []
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
@@ -49,9 +51,9 @@ def clones(args: tuple) -> tuple:
 
 
 def run(case: Case, args: tuple) -> list[torch.Tensor]:
-    """The results of the op; of an op that writes in place, what it wrote."""
+    """The results of the op, and of one that writes in place, what it wrote."""
     result = op_of(case)(*args)
-    return [args[0]] if case.mutates else tensors(result)
+    return [*tensors(result), *(args[i] for i in case.mutates)]
 
 
 def expected(case: Case, args: tuple) -> list[torch.Tensor]:

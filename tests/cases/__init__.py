@@ -33,7 +33,7 @@ class Case:
     exact: bool = False  # integers or the same arithmetic: equal to the last bit in float32 and float64
     inductor: bool = False  # also compiled with inductor; once per stem
     atol: float | None = None  # instead of the tolerance table's
-    mutates: bool = False  # the op writes into its first argument and returns nothing
+    mutates: tuple[int, ...] = ()  # positions of the arguments that the op writes into; the reference returns them last
 
     def __str__(self) -> str:
         return f"{self.op}-{self.label}"
