@@ -199,16 +199,18 @@ def _prepared(
         if not config.asks:
             given = {"attention": relevance(given["embedding"], vector.reshape(-1))}
         vector = vector.reshape(-1, vector.shape[-1])
-    if config.allocates:
-        wanted = {*(COLOURS if config.value_net is None else VALUE_CHANNELS), *given}
-    else:
-        active = _stage_terms(config)
-        wanted = set().union(*map(channels_of, active))
-        if config.schedule == "clusters":
-            wanted.add("cluster")
+    wanted = needed_channels(config) | given.keys()
     names = [channel.name for channel in CHANNELS if channel.name in wanted] or ["red"]
     texture = build_channels(source, previous, channels=names, given=given)
     return texture, config, vector.to(texture.data.device) if vector is not None and config.asks else None
+
+
+def needed_channels(config: CascadeConfig) -> set[str]:
+    """The channels that a configuration reads, besides the embedding that a query is put to."""
+    if config.allocates:
+        return {*(COLOURS if config.value_net is None else VALUE_CHANNELS)}
+    needs: set[str] = set().union(*map(channels_of, _stage_terms(config)))
+    return needs | {"cluster"} if config.schedule == "clusters" else needs
 
 
 def _stage_terms(config: CascadeConfig) -> dict[str, float]:

@@ -1,0 +1,540 @@
+"""`VideoStream`: the texture of a film's newest frame, and what is chosen of it; only what changed is computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from texvlm._ext import acc_dtype, integer, ops, real_tensor
+from texvlm.cascade import needed_channels
+from texvlm.channel_sources import COLOURS, EMBEDDING, HISTORIES, PREVIOUS
+from texvlm.channels import CHANNELS, channel_indices
+from texvlm.embedding import Embedding, relevance
+from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
+from texvlm.paths import MAX_CELL, CascadeConfig
+from texvlm.pyramid import level_count, texel_count, update_mipmaps
+from texvlm.salience import saliency_state
+from texvlm.selection import Selection
+from texvlm.stages import Run
+from texvlm.texture import Texture, as_rgb
+from texvlm.tiles import dirty_tiles
+from texvlm.video.cache import CarryRule
+from texvlm.video.carried import Carried
+from texvlm.video.composed import ROWS as _ROWS
+from texvlm.video.composed import StreamTexture, channel_notes, interleave, planar
+from texvlm.video.lagged import LAGGED, Lagged
+from texvlm.video.results import VideoStats, VideoTokens
+from texvlm.video.scoring import CellCache, StreamRun
+from texvlm.video.seen import Seen
+
+if TYPE_CHECKING:
+    from texvlm.embedding import EmbeddingProvider
+    from texvlm.texture import ImageLike
+
+LOCAL = tuple(channel.name for channel in CHANNELS if channel.halo is not None)
+"""Channels of which a texel depends on a neighbourhood only: kept up to date texel by texel, bit for bit."""
+
+
+@dataclass
+class _State:
+    """What a stream holds between frames."""
+
+    reference: Tensor  # the picture that the texture is of
+    planes: Tensor  # see update_channels
+    local: Texture
+    colours: Tensor | None  # see update_saliency
+    features: Tensor | None
+    map: Tensor | None  # saliency
+    before: Tensor  # tiles that were dirty one frame ago
+    cells: CellCache
+    seen: Seen
+    any_before: bool = True
+    fresh: bool = True  # no frame has been taken in
+
+
+class VideoStream:
+    """The texture of a film's newest frame and what is chosen of it, brought up to date frame by frame.
+
+    A frame is compared with what its tiles were built from (`dirty_tiles`); texels, mips, features of cells and scores are computed
+    where something changed, and at threshold 0 all of them are bit for bit those of a full recompute,
+    `build_channels(frame, previous=the frame before, flow=None)` and `select`. With a threshold they are those of a recompute of
+    `reference`, in which each tile is at most that far from the frame: nothing drifts.
+
+    What happens to each channel, which the texture's `meta` says too:
+
+        exact       0-7, 9-11: texels near a dirty tile. 8 saliency: its statistics are of the whole picture, and cheap
+        lagged      12-14, 34, 38, 39: made at key frames, and moved along the flow between (nearest value); made when they are read
+        carried     18-33 embedding: moved along the flow, made anew where the picture no longer looks the same (`CarryRule`)
+                    15, 16 relevance and saliency of the frame before, and 17, 37 histories: moved along the flow
+        given       35, 36: absent
+
+    Frames that change everything wholly, such as cuts and fades, are key frames (where something lags or is carried), and so is each
+    `keyframe`-th: everything is made anew.
+
+    Args:
+        channels: as in `build_channels`; None: all 40. Costs nothing for those that are lagged until they are read.
+        k: the budget of `select`.
+        cell: side of a cell in pixels.
+        path: of `select`, or a `CascadeConfig`; "video" keeps the selection from flickering and lets what moves win.
+        threshold: the largest difference of a value in [0, 1] that is no change.
+        tile: side of a tile in pixels, 8 to 256.
+        keyframe: after so many frames everything is made anew, and the threshold does not hold.
+        query: what is looked for: a text, or a vector (see `Embedding.query`); needs `embedding`.
+        embedding: an `Embedding`, or a provider that brings its axes.
+        dtype: of the texels, as in `build_channels`.
+        levels: of the pyramid; all by default.
+        exact: forbids the lagged channels to lag, and the embedding to be carried: they are made anew for each frame that changed.
+        measure: "largest" difference in a tile, or "mean": over blocks of 8 x 8 pixels, which sensor noise does not reach.
+        rule: when something carried is made anew; its age is `keyframe`.
+        follow: whether flow is sought. By default where something is moved along it; True for `tokens` to recognise what moved.
+
+    Example:
+        >>> import torch, texvlm
+        >>> stream = texvlm.VideoStream(["red", "edge", "motion"], k=4)
+        >>> frame = torch.zeros(3, 64, 96, dtype=torch.uint8)
+        >>> texture = stream.update(frame)
+        >>> frame[:, 20:28, 36:44] = 255
+        >>> texture = stream.update(frame)
+        >>> stream.stats.dirty, stream.stats.tiles, texture.level(0)[0, 2, 24, 40].item(), stream.select().indices[0, 0].item()
+        (2, 6, 1.0, 8)
+    """
+
+    def __init__(
+        self,
+        channels: str | Sequence[str | int] | None = None,
+        *,
+        k: int = 273,
+        cell: int = 16,
+        path: str | CascadeConfig = "salience",
+        threshold: float = 0.0,
+        tile: int = 32,
+        keyframe: int = 30,
+        query: str | Tensor | None = None,
+        embedding: Embedding | EmbeddingProvider | None = None,
+        dtype: torch.dtype | None = None,
+        levels: int | None = None,
+        exact: bool = False,
+        measure: str = "largest",
+        rule: CarryRule | None = None,
+        follow: bool | None = None,
+    ) -> None:
+        self.names = tuple(CHANNELS[i].name for i in channel_indices(channels))
+        self.config = path if isinstance(path, CascadeConfig) else CascadeConfig.preset(path)
+        self.k, self.cell = integer("k", k, 0), integer("cell", cell)
+        self.tile, self.keyframe = integer("tile", tile), integer("keyframe", keyframe, 1)
+        if not 1 <= self.cell <= MAX_CELL:
+            raise ValueError(f"cell must be from 1 to {MAX_CELL} pixels, got {cell}")
+        if not 8 <= self.tile <= 256:
+            raise ValueError(f"tile must be from 8 to 256 pixels, got {tile}")
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"threshold must be in [0, 1], got {threshold}")
+        if measure not in ("largest", "mean"):
+            raise ValueError(f"measure must be 'largest' or 'mean', got {measure!r}")
+        self.threshold, self.measure, self.exact, self.dtype, self.levels = float(threshold), measure, exact, dtype, levels
+        if embedding is not None and not isinstance(embedding, Embedding):
+            embedding = Embedding(embedding)
+        if query is not None and embedding is None:
+            raise ValueError("query needs embedding=, an Embedding or a provider, which reads it")
+        self.embedding = embedding
+        self.query = None if query is None or embedding is None else embedding.query(query)
+        needs = needed_channels(self.config)
+        if self.config.asks or "attention" in needs:
+            if self.query is None:
+                raise ValueError(f"path={path!r} needs query= and embedding=")
+            needs |= set(EMBEDDING) if self.config.asks else {"attention"}
+        self._wanted = {*self.names, *needs}
+        moves = {*PREVIOUS, *HISTORIES} | (set() if exact else {*LAGGED, *(EMBEDDING if embedding else ()), "attention"})
+        self._follow = not self._wanted.isdisjoint(moves) if follow is None else follow
+        if self._follow:
+            self._wanted |= set(COLOURS)
+        self._local = tuple(name for name in LOCAL if name in self._wanted) or ("red",)
+        self._rule = rule or CarryRule(age=self.keyframe)
+        self.reset()
+
+    # ---- frames ----
+
+    def reset(self) -> None:
+        """Forgets all frames."""
+        self.stats = VideoStats()
+        self._state: _State | None = None
+        self._carried = Carried(self._wanted, self.embedding, self.query, self._rule)
+        self._lagged = Lagged([name for name in LAGGED if name in self._wanted], self.exact)
+        self._fixation: Tensor | None = None
+        self._since_key = 0
+        self._version = 0  # of what the texture shows
+        self._content = 0  # of what selections are made of
+        self._forget_results()
+        self._memory: Selection | None = None
+
+    def _forget_results(self) -> None:
+        self._selected: tuple[int, Selection] | None = None
+        self._buffer: tuple[int, Tensor] | None = None
+        self._others: dict[tuple[str, ...], tuple[int, Texture]] = {}
+        self._texture: Texture | None = None
+
+    def update(
+        self,
+        frame: ImageLike,
+        delta_only: bool = True,
+        *,
+        fixation: Tensor | None = None,
+        fixations: Tensor | None = None,
+        gaze: Tensor | None = None,
+    ) -> Texture:
+        """Takes the next frame.
+
+        Args:
+            frame: a picture, or a batch of one picture of each stream, as in `build_channels`; uint8 [H, W, 3] arrays and planar tensors
+                are read as they lie. A frame of another size starts anew, and `stats.key` says so.
+            delta_only: False recomputes everything.
+            fixation: uv [B, 2], of eccentricity; stays until another is given.
+            fixations: uv [B, P, 2] since the last frame, for channel 17.
+            gaze: uv [B, P, 2], for channel 37.
+
+        Returns:
+            The stream's own texture: one object, which always shows the newest frame.
+
+        Raises:
+            ValueError: another dtype, device or number of pictures than the frame before. The stream is as it was.
+        """
+        start = time.perf_counter()
+        picture, why = self._checked(frame)
+        points = {name: self._points(name, given, picture) for name, given in zip(HISTORIES, (fixations, gaze)) if given is not None}
+        centre = None if fixation is None else self._points("fixation", fixation, picture)[:, 0]
+        if why is not None:
+            number = self.stats.frame
+            if self._state is not None:
+                self.reset()
+            self.stats.frame = number
+            self._state = self._begin(picture)
+        state = self._state
+        assert state is not None
+        if centre is not None and (self._fixation is None or not torch.equal(self._fixation, centre)):
+            self._fixation = centre
+            why = why or ("fixation" if "eccentricity" in self._local else None)
+        for name, given in points.items():
+            self._carried.points[name].append(given)
+        why = why or (None if delta_only else "asked")
+        stats = VideoStats(self.stats.frame + 1, tiles=state.before.numel())
+        self.stats = stats
+        due = why is not None or self._since_key >= self.keyframe
+        with torch.no_grad():
+            dirty, any_dirty = self._detect(picture, why, due)
+            stats.milliseconds["detect"] = 1e3 * (time.perf_counter() - start)
+            if any_dirty or state.any_before:
+                why = self._bring_up(dirty, why, any_dirty) or why
+            else:
+                self._carried.still()
+            if self._follow and not self._wanted.isdisjoint(HISTORIES):
+                with self._timed("carry"):
+                    self._carried.age()
+                    self._version += 1
+        if why is None and due:
+            why = "age"
+            self._lagged.stale = self._lagged.stale or self._lagged.flow is not None
+        self._since_key = 1 if why is not None else self._since_key + 1
+        stats.key = why
+        return self.texture
+
+    def _checked(self, frame: ImageLike) -> tuple[Tensor, str | None]:
+        """The frame as [B, 3, H, W], and why the stream starts anew with it, or None. The stream is not changed."""
+        picture = as_rgb(frame, "frame").detach()
+        if not all(picture.shape):
+            raise ValueError(f"frame must have at least one pixel, got {list(picture.shape)}")
+        if self._state is None:
+            return picture, "first"
+        known = self._state.reference
+        for what, got, was in (
+            ("dtype", picture.dtype, known.dtype),
+            ("device", picture.device, known.device),
+            ("number of pictures", len(picture), len(known)),
+        ):
+            if got != was:
+                raise ValueError(f"frame must have the {what} of the frames before, {was}, got {got}; reset() starts anew")
+        (height, width), (h, w) = picture.shape[2:], known.shape[2:]
+        return picture, None if (height, width) == (h, w) else f"size {height} x {width} after {h} x {w}"
+
+    @staticmethod
+    def _points(name: str, points: Tensor, picture: Tensor) -> Tensor:
+        points = real_tensor(name, points).to(picture.device, torch.float32)
+        points = points.reshape(1, -1, 2) if points.dim() < 3 and points.shape[-1:] == (2,) else points
+        points = points.expand(len(picture), -1, -1) if points.dim() == 3 and len(points) == 1 else points
+        if points.dim() != 3 or len(points) != len(picture) or points.shape[2] != 2:
+            raise ValueError(f"{name} must be [B, P, 2] with B = {len(picture)}, got {list(points.shape)}")
+        return points
+
+    def _begin(self, picture: Tensor) -> _State:
+        batch, _, height, width = picture.shape
+        dtype = self.dtype or (torch.float32 if picture.dtype in (torch.uint8, torch.bfloat16) else picture.dtype)
+        levels = level_count(height, width) if self.levels is None else self.levels
+        rows = [_ROWS[name] for name in self._local]
+        data = picture.new_empty((batch, texel_count(height, width, levels), len(rows)), dtype=dtype)
+        local = Texture.from_data(data, height, width, levels, [row.reducer for row in rows], self._local, self._notes(self._local))
+        colours = features = None
+        if "saliency" in self._wanted:
+            colours, features = saliency_state(picture)
+        tiles, grid = (-(-height // self.tile), -(-width // self.tile)), (-(-height // self.cell), -(-width // self.cell))
+        return _State(
+            torch.empty_like(picture, memory_format=_layout(picture)),
+            torch.empty((4, batch, height, width), dtype=acc_dtype(picture.dtype), device=picture.device),
+            local,
+            colours,
+            features,
+            None,
+            torch.ones((batch, *tiles), dtype=torch.bool, device=picture.device),
+            CellCache(self.cell, grid),
+            Seen(batch, grid, self.cell, (height, width), picture.device),
+        )
+
+    def _detect(self, picture: Tensor, why: str | None, due: bool) -> tuple[Tensor, bool]:
+        """Which tiles changed, and whether one did (on a GPU: always); `reference` becomes the frame there."""
+        state = self._state
+        assert state is not None
+        if why is not None:
+            state.reference.copy_(picture)
+            self.stats.dirty = state.before.numel()
+            return torch.ones_like(state.before), True
+        if picture.stride() != state.reference.stride():
+            picture = torch.empty_like(state.reference).copy_(picture)
+        threshold = 0.0 if due else self.threshold
+        dirty, _, count = dirty_tiles(picture, state.reference, self.tile, threshold, self.measure)
+        if picture.is_cuda:
+            self.stats.dirty = -1
+            return dirty, True
+        self.stats.dirty = int(count.sum())
+        return dirty, self.stats.dirty > 0
+
+    def _bring_up(self, dirty: Tensor, why: str | None, any_dirty: bool) -> str | None:
+        """Brings everything up to the reference. Returns why all that is carried was made anew, if it was."""
+        state = self._state
+        assert state is not None
+        first, picture, before = state.fresh, state.reference, state.before
+        with self._timed("channels"):
+            ops.update_channels(
+                state.local.data,
+                state.planes,
+                picture,
+                dirty,
+                before,
+                [_ROWS[name].index for name in self._local],
+                state.local.levels,
+                self.tile,
+                self._fixation,
+                first,
+            )
+        last_map = state.map
+        if state.colours is not None:
+            with self._timed("saliency"):
+                state.map = ops.update_saliency(picture, state.colours, state.features, dirty, before, self.tile, first)
+        both = dirty | before
+        with self._timed("cells"):
+            state.cells.touch(both, self.tile, max(_ROWS[name].halo or 0 for name in self._local))
+        if self._follow:
+            with self._timed("carry"):
+                found = self._carried.step(picture, state.planes[0], state.local, dirty, self.tile, last_map)
+                self._lagged.follow(self._carried.flow, self._carried.occlusion, (found or why) is not None)
+            why = why or found
+        else:
+            self._lagged.follow(None, None, True)
+        state.seen.follow(dirty, self.tile, self._carried.flow, self._carried.occlusion)
+        state.before, state.any_before, state.fresh = dirty, any_dirty, False
+        self._version, self._content = self._version + 1, self._content + 1
+        self.stats.bytes = self._bytes()
+        return why
+
+    def _bytes(self) -> int:
+        state = self._state
+        assert state is not None
+        share = 1.0 if self.stats.dirty < 0 else self.stats.dirty / max(1, self.stats.tiles)
+        around = min(1.0, share * (1 + 10 / self.tile) ** 2)  # within 5 pixels
+        return int((2 + share) * state.reference.nbytes + around * (state.planes.nbytes + state.local.data.nbytes))
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        spent = self.stats.milliseconds.get(stage, 0.0)
+        self.stats.milliseconds[stage] = spent + 1e3 * (time.perf_counter() - start)
+
+    # ---- results ----
+
+    def _ready(self) -> _State:
+        if self._state is None:
+            raise RuntimeError("this stream has seen no frame: call update(frame) first")
+        return self._state
+
+    @property
+    def reference(self) -> Tensor:
+        """The picture that the texture is of, [B, 3, H, W]: the frame, but for what is below the threshold."""
+        return self._ready().reference
+
+    @property
+    def texture(self) -> Texture:
+        """The channels that were asked for, of the newest frame. Interleaved when `data` is read, where not all of them are exact."""
+        local = self._ready().local
+        if self._texture is None and self.names == self._local:
+            self._texture = local
+        elif self._texture is None:
+            self._texture = StreamTexture.over(local, self.names, self._notes(self.names), self._interleaved)
+        return self._texture
+
+    def _notes(self, names: Collection[str]) -> dict[str, Any]:
+        return channel_notes(names, self.embedding, self.query, self.exact)
+
+    def _interleaved(self) -> Tensor:
+        """The channels asked for, [B, T, C]: into the same buffer as last time."""
+        if self._buffer is None or self._buffer[0] != self._version:
+            state = self._ready()
+            there = [name for name in self.names if name not in self._local]
+            sources = [state.local, *([self._other(there)] if there else [])]
+            out = interleave(sources, self.names, None if self._buffer is None else self._buffer[1])
+            self._buffer = (self._version, out)
+        return self._buffer[1]
+
+    def _other(self, names: Collection[str]) -> Texture:
+        """A texture of channels that live in planes of their own; made once a frame."""
+        key = tuple(name for name in _ROWS if name in set(names))
+        if (known := self._others.get(key)) is None or known[0] != self._version:
+            state = self._ready()
+            with torch.no_grad():
+                texture = planar(state.reference, state.local, key, self._planes(key), self._notes(key))
+            self._others[key] = known = (self._version, texture)
+        return known[1]
+
+    def _planes(self, names: Collection[str]) -> dict[str, Tensor]:
+        """The planes behind these channels."""
+        state = self._ready()
+        planes = self._carried.planes()
+        if self.exact and self.embedding is not None and not set(names).isdisjoint((*EMBEDDING, "attention")):
+            planes["embedding"] = self.embedding.planes(state.reference)
+        if "attention" in names and "embedding" in planes and self.query is not None:
+            planes["attention"] = relevance(planes["embedding"], self.query)
+        if state.map is not None and "saliency" in names:
+            planes["saliency"] = ops.enlarge(state.map, state.local.height, state.local.width)
+        if not set(names).isdisjoint(LAGGED):
+            planes |= self._lagged.planes(state.reference)
+        return planes
+
+    def select(self) -> Selection:
+        """The cells (or tokens) of the newest frame that deserve the budget, as `texvlm.select` chooses them of a full recompute.
+
+        On the path "video" what the last selection kept is a little more likely to stay, and what moves wins.
+        """
+        state = self._ready()
+        if self._selected is not None and self._selected[0] == self._content:
+            return self._selected[1]
+        config, memory = self.config, self._memory if self.config.memory else None
+        with torch.no_grad(), self._timed("select"):
+            if config.allocates or config.bound is not None or config.schedule == "clusters" or config.footprint == "line":
+                needs = [name for name in _ROWS if name in needed_channels(config) | self._asked()]
+                there = [name for name in needs if name not in self._local]
+                data = interleave([state.local, *([self._other(there)] if there else [])], needs)
+                whole = state.local
+                texture = Texture.from_data(
+                    data, whole.height, whole.width, whole.levels, [_ROWS[name].reducer for name in needs], needs, self._notes(needs)
+                )
+                run = Run(texture, config, self.k, self.cell, self._vector(), memory)
+            else:
+                run = StreamRun(state.local, self._other, state.cells, config, self.k, self.cell, self._vector(), memory)
+            selection = run.mixed() if config.scale == "mixed" else run.cells()
+        self._selected, self._memory = (self._content, selection), selection
+        return selection
+
+    def _asked(self) -> set[str]:
+        """The embedding, where the query is put to it."""
+        return set(EMBEDDING) if self.query is not None and (self.config.asks or self.config.allocates) else set()
+
+    def _vector(self) -> Tensor | None:
+        return None if not self._asked() or self.query is None else self.query.reshape(1, -1).to(self._ready().reference.device)
+
+    def tokens(self, rest_level: int = 3) -> VideoTokens:
+        """What a model is shown of the newest frame: `select().tokens` of red, green and blue, and which of them it has seen.
+
+        A token is unchanged if nothing in its cell was dirty since the last call, moved if flow leads from its cell to one that was
+        shown (flow is sought where something is carried, or with `follow=True`), and new otherwise.
+
+        Args:
+            rest_level: of the coarse picture under everything; 3 is 8 x smaller.
+        """
+        state, selection = self._ready(), self.select()
+        rgb = interleave([state.local, self._other(COLOURS)] if not set(COLOURS) <= set(self._local) else [state.local], COLOURS)
+        colours = Texture.from_data(rgb, state.local.height, state.local.width, state.local.levels, "mean", COLOURS)
+        shown = selection.tokens(colours, rest_level)
+        return VideoTokens(*shown, *state.seen.status(selection))
+
+    def sample_foveated(self, fixation: Tensor, layout: FoveaLayout | None = None) -> FoveatedTokens:
+        """`texvlm.sample_foveated` of the stream's texture; the fixation enters the histories (17, 37) with the next frame.
+
+        Args:
+            fixation: [B, F, 2] in uv.
+            layout: see `FoveaLayout`; by default 273 tokens.
+        """
+        tokens = sample_foveated(self.texture, fixation, layout)
+        points = fixation.detach().float()
+        for name in HISTORIES:
+            if name in self._wanted:
+                self._carried.points[name].append(points)
+        return tokens
+
+    def update_mipmaps(self) -> Texture:
+        """Builds all levels of the stream's texture above its level 0, which somebody has written to."""
+        return update_mipmaps(self.texture)
+
+    def relevance(self) -> Tensor:
+        """How well each place answers the query, [B, h, w] at the pitch of the embedding: see `texvlm.relevance`."""
+        if self.query is None:
+            raise ValueError("relevance needs a stream with query= and embedding=")
+        self._ready()
+        return relevance(self._planes(("attention",))["embedding"], self.query)
+
+    # ---- stopping and going on ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next frame and selection depend on: tensors, numbers and names, for `torch.save`. Arguments are not in it."""
+        state = self._state
+        kept = ("reference", "planes", "colours", "features", "map", "before", "any_before", "fresh")
+        return {
+            "names": list(self.names),
+            "state": None if state is None else {**{name: getattr(state, name) for name in kept}, "local": state.local.data},
+            "carried": self._carried.state_dict(),
+            "lagged": self._lagged.state_dict(),
+            "fixation": self._fixation,
+            "memory": self._memory,
+            "seen": None if state is None else state.seen.state_dict(),
+            "frame": self.stats.frame,
+            "since_key": self._since_key,
+            "version": self._version,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where another stream with the same arguments was."""
+        if tuple(state["names"]) != self.names:
+            raise ValueError(f"state must be of a stream of {', '.join(self.names)}, got one of {', '.join(state['names'])}")
+        self.reset()
+        self.stats.frame = state["frame"]
+        self._carried.load_state_dict(state["carried"])
+        self._lagged.load_state_dict(state["lagged"])
+        self._fixation, self._memory = state["fixation"], state["memory"]
+        self._since_key, self._version = state["since_key"], state["version"]
+        if (kept := state["state"]) is not None:
+            begun = self._begin(kept["reference"])
+            if begun.local.data.shape != kept["local"].shape:
+                raise ValueError(f"state must have texels {list(begun.local.data.shape)}, got {list(kept['local'].shape)}")
+            for name, value in kept.items():
+                if name == "local":
+                    begun.local.data.copy_(value)
+                else:
+                    setattr(begun, name, value.clone() if isinstance(value, Tensor) else value)
+            begun.seen.load_state_dict(state["seen"])
+            self._state = begun
+
+
+def _layout(picture: Tensor) -> torch.memory_format:
+    """Planar or colour last, whichever the picture is."""
+    return torch.channels_last if picture.stride(1) == 1 else torch.contiguous_format
