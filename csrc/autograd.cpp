@@ -243,10 +243,9 @@ void each_tensor(const c10::FunctionSchema& schema, const Stack& stack, const F&
 
 void refuse_gradients(const c10::OperatorHandle& op, Stack* stack) {
   each_tensor(op.schema(), *stack, [&](const c10::Argument& argument, const Tensor& t) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!(c10::GradMode::is_enabled() && t.requires_grad()) && !t._fw_grad(0).defined(),
-                                op.schema().name(),
-                                ": works in place and is not differentiable; call it under torch.no_grad() or on ",
-                                argument.name(), ".detach()");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !(c10::GradMode::is_enabled() && t.requires_grad()) && !t._fw_grad(0).defined(), op.schema().name(),
+        ": works in place and is not differentiable; call it under torch.no_grad() or on ", argument.name(), ".detach()");
   });
   const at::AutoDispatchBelowAutograd guard;
   op.callBoxed(stack);

@@ -5,21 +5,12 @@
 
 #include "autograd.h"
 #include "check.h"
+#include "compact.h"
 #include "cuda/cascade.h"
 #include "launch.h"
 #include "tensor.h"
 
 namespace texvlm {
-namespace host {
-
-template <int C, class F>
-TEXVLM_HD void each_row(const F& f, int64_t begin, int64_t end) {
-  for (int64_t b = begin; b < end; ++b) f(b);
-}
-TEXVLM_ISA_DISPATCH(each_row)
-
-}  // namespace host
-
 namespace {
 
 std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, Size size) {
@@ -74,20 +65,7 @@ std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
   const char* op = "compact";
   check_shape(op, "mask", mask, "[B, N]", {-1, -1});
   check_dtype(op, "mask", mask, at::kBool, "");
-  const int64_t batch = mask.size(0), count = mask.size(1);
-  const Tensor indices = new_tensor({batch, count}, at::kLong, mask.device());
-  const Tensor set = new_tensor({batch}, at::kLong, mask.device());
-  if (batch == 0) return {indices, set};
-  const CompactView view{pointer<const bool>(mask), mask.stride(0),       mask.stride(1), count,
-                         pointer<int64_t>(indices), pointer<int64_t>(set)};
-  if (on_cuda(mask.device())) {
-    const c10::DeviceGuard guard(mask.device());
-    const Tensor workspace = new_tensor({cuda::compact_workspace(batch, count)}, at::kByte, mask.device());
-    cuda::compact(view, batch, workspace.data_ptr(), current_stream(mask.device()));
-  } else {
-    host::parallel(batch, count, [&](int64_t begin, int64_t end) { host::each_row_any<0>(CompactRow{view}, begin, end); });
-  }
-  return {indices, set};
+  return compacted(mask);
 }
 
 }  // namespace

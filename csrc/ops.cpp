@@ -10,6 +10,14 @@ TORCH_LIBRARY(texvlm, m) {
   const std::vector<at::Tag> compliant = {at::Tag::pt2_compliant_tag};
 #define TEXVLM_TEXTURE "SymInt height, SymInt width, str[] reducer, int levels"
 
+  // tiles: frame and reference [B, C, H, W] (any strides; uint8 or floating point) -> dirty bool [B, ceil(H / tile), ceil(W / tile)]:
+  // tiles in which a value, or for measure "mean" the mean of a block of 8 x 8, differs by more than the threshold (of uint8, times
+  // 255); tiles int64 [B, rows * columns]: these, row-major, then -1; count int64 [B]. reference gets the frame's values there
+  m.def(
+      "dirty_tiles(Tensor frame, Tensor(a!) reference, int tile, float threshold=0., str measure=\"largest\") "
+      "-> (Tensor dirty, Tensor tiles, Tensor count)",
+      compliant);
+
   // pyramid: image [B, C, H, W] (any strides; uint8 is divided by 255) -> data [B, T, C]
   m.def("generate_mipmaps(Tensor image, str[] reducer, int levels, ScalarType? dtype=None) -> Tensor", compliant);
   m.def("generate_mipmaps_backward(Tensor grad, " TEXVLM_TEXTURE ", Tensor? data=None) -> Tensor", compliant);

@@ -19,6 +19,7 @@ import texvlm
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = [
+    "tiles",
     "pyramid",
     "sample",
     "footprint",

@@ -31,7 +31,7 @@ from texvlm.perturbation import perturbed_topk
 from texvlm.prediction import predict_cells
 from texvlm.pyramid import generate_mipmaps, level_count, update_mipmaps
 from texvlm.quadtree import QuadtreeCut, quadtree_cut
-from texvlm.salience import saliency
+from texvlm.salience import saliency, saliency_state, update_saliency
 from texvlm.sample import sample_lod
 from texvlm.selection import Selection, Tokens
 from texvlm.soft_selection import (
@@ -47,6 +47,7 @@ from texvlm.soft_selection import (
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
 from texvlm.texture import Texture
+from texvlm.tiles import DirtyTiles, dirty_tiles
 from texvlm.warping import motion, warp
 
 cmake_prefix_path = str(_Path(__file__).parent / "cmake")
@@ -71,6 +72,7 @@ __all__ = [
     "Channel",
     "ClipEmbedding",
     "DigitsEmbedding",
+    "DirtyTiles",
     "Embedding",
     "EmbeddingProvider",
     "FoveaLayout",
@@ -92,6 +94,7 @@ __all__ = [
     "cmake_prefix_path",
     "compact",
     "contrast_edges",
+    "dirty_tiles",
     "distance_transform",
     "edges",
     "embedding_planes",
@@ -134,6 +137,8 @@ __all__ = [
     "text_regions",
     "texture_cache_stats",
     "topk",
+    "update_channels",
     "update_mipmaps",
+    "update_saliency",
     "warp",
 ]

@@ -28,6 +28,7 @@ from .sample import sample_lod
 from .soft_selection import soft_topk
 from .superpixel import boundaries, superpixel_channels, superpixels
 from .text import text_regions
+from .tiles import dirty_tiles
 from .warping import motion, warp
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "build_channels",
     "cell_features",
     "compact",
+    "dirty_tiles",
     "distance_transform",
     "enlarge",
     "extract_patches",

@@ -52,6 +52,17 @@ inline int64_t level_count(int64_t height, int64_t width) {
   return levels;
 }
 
+// ---- tiles ----
+
+// Tiles of frame [B, C, H, W] that differ from reference, which gets their values: dirty bool [B, rows, columns], tiles int64
+// [B, rows * columns], then -1, count [B]. measure largest, or mean (of blocks of 8 x 8). In place, no gradient.
+inline std::tuple<Tensor, Tensor, Tensor> dirty_tiles(const Tensor& frame, const Tensor& reference, int64_t tile = 32,
+                                                      double threshold = 0.0, std::string_view measure = "largest") {
+  using Signature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, int64_t, double, c10::string_view);
+  static const auto op = detail::op<Signature>("texvlm::dirty_tiles");
+  return op.call(frame, reference, tile, threshold, measure);
+}
+
 // ---- pyramid ----
 
 // image [B, C, H, W], floating point or uint8 (divided by 255). levels 0: all. Differentiable in image.

@@ -1,0 +1,239 @@
+// Which tiles of a frame differ from what is stored of it: the largest difference of their values, or of the means of blocks of 8
+// x 8.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "texture.h"
+
+namespace texvlm {
+
+// Noise of a sensor is gone from a block's mean, and what moves is not. Blocks are aligned to the tile, partial at the border.
+constexpr int64_t kMeanBlock = 8;
+
+// Differences of values, and sums of as many as a block has. What is not finite counts as 0, as in every picture. Signed is as
+// narrow as sums of a block of bytes allow (64 * 255), so that a vector holds many.
+template <class T>
+struct Difference {
+  using Size = Acc<T>;
+  using Signed = Acc<T>;
+  TEXVLM_HD static Acc<T> counted(T v) {
+    const Acc<T> value = static_cast<Acc<T>>(v);
+    return finite(value) ? value : Acc<T>(0);
+  }
+  TEXVLM_HD static Signed of(T a, T b) { return counted(a) - counted(b); }
+  TEXVLM_HD static Size size(Signed d) { return d < 0 ? -d : d; }
+  TEXVLM_HD static Size size(T a, T b) { return size(of(a, b)); }
+};
+template <>
+struct Difference<uint8_t> {
+  using Size = uint8_t;
+  using Signed = int16_t;
+  TEXVLM_HD static Signed of(uint8_t a, uint8_t b) {
+    return static_cast<Signed>(static_cast<Signed>(a) - static_cast<Signed>(b));
+  }
+  TEXVLM_HD static Signed size(Signed d) { return static_cast<Signed>(d < 0 ? -d : d); }
+  TEXVLM_HD static Size size(uint8_t a, uint8_t b) { return static_cast<Size>(maximum(a, b) - minimum(a, b)); }
+};
+
+// The largest sums of 1, 2, ... differences whose mean is not above a threshold.
+template <class T>
+struct Limits {
+  Acc<T> sums[kMeanBlock * kMeanBlock];
+
+  static Limits within(double threshold) {
+    Limits limits;
+    for (int n = 1; n <= kMeanBlock * kMeanBlock; ++n) {
+      const double sum = std::min(threshold * n, static_cast<double>(std::numeric_limits<Acc<T>>::max()));
+      const Acc<T> near = static_cast<Acc<T>>(sum);
+      limits.sums[n - 1] = static_cast<double>(near) > sum ? std::nextafter(near, Acc<T>(0)) : near;
+    }
+    return limits;
+  }
+  TEXVLM_HD Acc<T> of(int64_t count) const { return sums[count - 1]; }
+};
+// Bytes stand for 255ths, and their sums are exact: what a mean of n / 255 is to be within is that quotient.
+template <>
+struct Limits<uint8_t> {
+  int16_t sums[kMeanBlock * kMeanBlock];
+
+  static Limits within(double threshold) {
+    Limits limits;
+    for (int n = 1; n <= kMeanBlock * kMeanBlock; ++n) {
+      int sum = static_cast<int>(std::min(1.0, threshold) * 255 * n);
+      while (sum > 0 && sum / (255.0 * n) > threshold) --sum;
+      while (sum < 255 * n && (sum + 1) / (255.0 * n) <= threshold) ++sum;
+      limits.sums[n - 1] = static_cast<int16_t>(sum);
+    }
+    return limits;
+  }
+  TEXVLM_HD int16_t of(int64_t count) const { return sums[count - 1]; }
+};
+
+// The sum of a block's eight sums of columns, the same on any device: the first and second, third and fourth ... together. Beyond
+// the border they are 0.
+template <class N>
+TEXVLM_HD N block_sum(const N* p, int64_t step) {
+  return static_cast<N>(((p[0] + p[step]) + (p[2 * step] + p[3 * step])) +
+                        ((p[4 * step] + p[5 * step]) + (p[6 * step] + p[7 * step])));
+}
+template <class N>
+TEXVLM_HD N block_sum(const N* p, int64_t step, int64_t count) {
+  N columns[kMeanBlock];
+  for (int64_t i = 0; i < kMeanBlock; ++i) columns[i] = i < count ? p[i * step] : N(0);
+  return block_sum(columns, 1);
+}
+
+// Frames [B, C, H, W] of any strides, in tiles.
+template <class T>
+struct TiledFrames {
+  ImageView<const T> frame;
+  ImageView<T> stored;
+  int64_t channels, height, width, tile, rows, columns;
+  Limits<T> limits;
+
+  // Pixel after pixel, as cameras have it: a row is one run of values, else one for each colour.
+  TEXVLM_HD bool packed() const {
+    return frame.stride_c == 1 && stored.stride_c == 1 && frame.stride_x == channels && stored.stride_x == channels;
+  }
+  TEXVLM_HD int64_t runs() const { return packed() ? 1 : channels; }
+  TEXVLM_HD int64_t interleaved() const { return packed() ? channels : 1; }
+};
+
+// ---- on the host: rows of tiles ----
+
+#if defined(TEXVLM_HOST_LOOPS)
+
+// How tiles are compared: what is noted of the differences for each value of a row, over up to eight rows of pixels, and whether
+// that of a tile is above a limit.
+template <class T>
+struct LargestDifference {
+  using Noted = typename Difference<T>::Size;
+  static constexpr bool kColoursTogether = true;
+
+  TEXVLM_HD static Noted note(Noted noted, T a, T b) { return maximum(noted, Difference<T>::size(a, b)); }
+  TEXVLM_HD static bool any_above(const Limits<T>& limits, const Noted* noted, int64_t count) {
+    Noted most = 0;
+    for (int64_t j = 0; j < count; ++j) most = maximum(most, noted[j]);
+    return most > limits.of(1);
+  }
+  // Whether tiles of these values need be looked at.
+  TEXVLM_HD static bool prepare(const Limits<T>& limits, const Noted* noted, Noted*, int64_t count, int64_t) {
+    return any_above(limits, noted, count);
+  }
+  TEXVLM_HD static bool exceeds(const Limits<T>& limits, const Noted* noted, const Noted*, int64_t width, int64_t colours,
+                                int64_t) {
+    return any_above(limits, noted, width * colours);
+  }
+};
+template <class T>
+struct MeanDifference {
+  using Noted = typename Difference<T>::Signed;
+  static constexpr bool kColoursTogether = false;
+
+  TEXVLM_HD static Noted note(Noted noted, T a, T b) { return static_cast<Noted>(noted + Difference<T>::of(a, b)); }
+  // Sums of eight from each value on: more than are needed, by loops that vectorise.
+  TEXVLM_HD static bool prepare(const Limits<T>&, const Noted* TEXVLM_RESTRICT noted, Noted* TEXVLM_RESTRICT sums, int64_t count,
+                                int64_t colours) {
+    for (int64_t j = 0; j < count - (kMeanBlock - 1) * colours; ++j) sums[j] = block_sum(noted + j, colours);
+    return true;
+  }
+  TEXVLM_HD static bool exceeds(const Limits<T>& limits, const Noted* noted, const Noted* sums, int64_t width, int64_t colours,
+                                int64_t rows) {
+    bool any = false;
+    for (int64_t x = 0; x < width; x += kMeanBlock) {
+      const int64_t wide = minimum(kMeanBlock, width - x);
+      const auto limit = limits.of(wide * rows);
+      for (int64_t j = x * colours; j < (x + 1) * colours; ++j) {
+        const Noted sum = wide == kMeanBlock ? sums[j] : block_sum(noted + j, colours, wide);
+        any |= !(Difference<T>::size(sum) <= limit);  // what is no number is no small difference either
+      }
+    }
+    return any;
+  }
+};
+
+// Rows of tiles, each read from left to right, eight rows of pixels at a time; of those, only tiles not found yet. So memory is
+// read once, in the order in which it lies, and a tile that differs at once costs its copy.
+template <class T, class Measure>
+struct CompareTiles {
+  using Noted = typename Measure::Noted;
+  TiledFrames<T> f;
+  bool* dirty;  // [B, rows, columns]
+
+  TEXVLM_HD static void note(const T* TEXVLM_RESTRICT p, int64_t step_p, const T* TEXVLM_RESTRICT q, int64_t step_q,
+                             int64_t count, Noted* TEXVLM_RESTRICT noted) {
+    if (step_p == 1 && step_q == 1) {
+      for (int64_t j = 0; j < count; ++j) noted[j] = Measure::note(noted[j], p[j], q[j]);
+    } else {
+      for (int64_t j = 0; j < count; ++j) noted[j] = Measure::note(noted[j], p[j * step_p], q[j * step_q]);
+    }
+  }
+
+  // Up to eight rows of pixels from y on, of the tiles [first, last), none of which is dirty yet.
+  TEXVLM_HD void compare(int64_t b, int64_t y, int64_t rows, int64_t first, int64_t last, bool* found, Noted* noted) const {
+    Noted* const sums = noted + f.width * f.interleaved();
+    const int64_t colours = f.interleaved(), x = first * f.tile, width = minimum(f.width, last * f.tile) - x;
+    const int64_t runs = f.runs(), step_p = f.packed() ? 1 : f.frame.stride_x, step_q = f.packed() ? 1 : f.stored.stride_x;
+    for (int64_t c = 0; c < runs; ++c) {
+      if (c == 0 || !Measure::kColoursTogether) std::fill_n(noted, width * colours, Noted(0));
+      const T *p = &f.frame.at(b, c, y, x), *q = &f.stored.at(b, c, y, x);
+      for (int64_t r = 0; r < rows; ++r, p += f.frame.stride_y, q += f.stored.stride_y)
+        note(p, step_p, q, step_q, width * colours, noted);
+      if (Measure::kColoursTogether && c + 1 < runs) continue;
+      if (!Measure::prepare(f.limits, noted, sums, width * colours, colours)) continue;
+      for (int64_t t = first; t < last; ++t) {
+        const int64_t from = (t - first) * f.tile, at = from * colours;
+        found[t] |= Measure::exceeds(f.limits, noted + at, sums + at, minimum(f.tile, width - from), colours, rows);
+      }
+    }
+  }
+
+  // The tiles [first, last), rows [y, end) of pixels.
+  TEXVLM_HD void store(int64_t b, int64_t y, int64_t end, int64_t first, int64_t last) const {
+    const int64_t x = first * f.tile, width = minimum(f.width, last * f.tile) - x;
+    const bool dense = f.packed() || (f.frame.stride_x == 1 && f.stored.stride_x == 1);
+    for (; y < end; ++y) {
+      for (int64_t c = 0; c < f.runs(); ++c) {
+        const T* p = &f.frame.at(b, c, y, x);
+        T* q = &f.stored.at(b, c, y, x);
+        if (dense) {
+          std::memcpy(q, p, width * f.interleaved() * sizeof(T));
+        } else {
+          for (int64_t i = 0; i < width; ++i) q[i * f.stored.stride_x] = p[i * f.frame.stride_x];
+        }
+      }
+    }
+  }
+
+  // body(first, last) for runs of tiles that are dirty, or are not.
+  template <class Body>
+  TEXVLM_HD void each_run(const bool* found, bool wanted, const Body& body) const {
+    for (int64_t first = 0; first < f.columns;) {
+      int64_t last = first;
+      while (last < f.columns && found[last] == wanted) ++last;
+      if (last > first) body(first, last);
+      first = last + 1;
+    }
+  }
+
+  // noted: work memory, twice as many as a row has values.
+  TEXVLM_HD void row(int64_t b, int64_t row, Noted* noted) const {
+    bool* const found = dirty + (b * f.rows + row) * f.columns;
+    const int64_t begin = row * f.tile, end = minimum(f.height, begin + f.tile);
+    std::fill_n(found, f.columns, false);
+    for (int64_t y = begin; y < end; y += kMeanBlock) {
+      each_run(found, false, [&](int64_t first, int64_t last) __attribute__((always_inline)) {
+        compare(b, y, minimum(kMeanBlock, end - y), first, last, found, noted);
+      });
+    }
+    each_run(found, true, [&](int64_t first, int64_t last) __attribute__((always_inline)) { store(b, begin, end, first, last); });
+  }
+};
+
+#endif
+
+}  // namespace texvlm
