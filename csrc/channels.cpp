@@ -2,7 +2,7 @@
 //
 // Forward: luma, then the planes that the asked channels need (edge, contrast, distance, the map of saliency), then every texel
 // once with all its channels, then the mips. Backward: the pyramid's own adjoint, then each channel's into luma, then luma's into
-// the pictures.
+// the pictures. In place: the same steps, each over the texels that depend on dirty tiles.
 #include "math/channels.h"
 
 #include <ATen/ops/empty.h>
@@ -71,6 +71,37 @@ std::vector<Tensor> check_given(const char* op, const Tensor& image, at::TensorL
   return out;
 }
 
+ChannelList check_channels(const char* op, at::IntArrayRef channels) {
+  ChannelList list{};
+  TEXVLM_CHECK(!channels.empty() && channels.size() <= kMaxChannels, op, "channels",
+               "1 to " + std::to_string(kMaxChannels) + " indices", channels.size());
+  for (size_t i = 0; i < channels.size(); ++i) {
+    TEXVLM_CHECK(channels[i] >= 0 && channels[i] < kChannels && place_of(channels, channels[i]) == static_cast<int64_t>(i), op,
+                 "channels", "distinct indices from 0 to " + std::to_string(kChannels - 1), channels);
+    list.id[i] = static_cast<int8_t>(channels[i]);
+  }
+  list.count = static_cast<int>(channels.size());
+  return list;
+}
+
+// Contiguous; undefined where it is not given.
+Tensor check_fixation(const char* op, Maybe fixation, const Tensor& image) {
+  if (!fixation || !fixation->defined()) return {};
+  const bool wide = image.scalar_type() == at::kDouble;
+  check_shape(op, "fixation", *fixation, "[B, 2]", {image.size(0), 2});
+  check_dtype(op, "fixation", *fixation, wide ? at::kDouble : at::kFloat,
+              wide ? " (beside a Double image)" : " (beside an image other than Double)");
+  check_same_device(op, "fixation", *fixation, image);
+  return fixation->contiguous();
+}
+
+void check_stored(const char* op, const char* argument, at::ScalarType texel, at::IntArrayRef channels) {
+  check_texel_dtype(op, argument, texel);
+  TEXVLM_CHECK(texel != at::kBFloat16 || !wants(channels, {kX, kY, kCluster}), op, argument,
+               "float32, float64 or float16 for the channels x, y and cluster (8 bits do not tell their values apart)",
+               "BFloat16");
+}
+
 // Checks the arguments, and computes the planes of luma and edges that the formulas ask for.
 ChannelInputs compute_inputs(const char* op, const Tensor& image, at::IntArrayRef channels, int64_t levels, Maybe previous,
                              Maybe fixation, at::TensorList given, at::IntArrayRef given_channels) {
@@ -78,25 +109,11 @@ ChannelInputs compute_inputs(const char* op, const Tensor& image, at::IntArrayRe
   check_previous(op, previous, image);
   ChannelInputs r{};
   r.levels = check_levels(op, image.size(2), image.size(3), levels);
-  TEXVLM_CHECK(!channels.empty() && channels.size() <= kMaxChannels, op, "channels",
-               "1 to " + std::to_string(kMaxChannels) + " indices", channels.size());
-  for (size_t i = 0; i < channels.size(); ++i) {
-    TEXVLM_CHECK(channels[i] >= 0 && channels[i] < kChannels && place_of(channels, channels[i]) == static_cast<int64_t>(i), op,
-                 "channels", "distinct indices from 0 to " + std::to_string(kChannels - 1), channels);
-    r.list.id[i] = static_cast<int8_t>(channels[i]);
-  }
-  r.list.count = static_cast<int>(channels.size());
+  r.list = check_channels(op, channels);
   r.reducers = check_reducers(op, reducers_of(channels), static_cast<int64_t>(channels.size()));
   r.picture.image = readable(image);
   r.picture.previous = readable(previous.value_or(Tensor()));
-  if (fixation && fixation->defined()) {
-    const bool wide = image.scalar_type() == at::kDouble;
-    check_shape(op, "fixation", *fixation, "[B, 2]", {image.size(0), 2});
-    check_dtype(op, "fixation", *fixation, wide ? at::kDouble : at::kFloat,
-                wide ? " (beside a Double image)" : " (beside an image other than Double)");
-    check_same_device(op, "fixation", *fixation, image);
-    r.fixation = fixation->contiguous();
-  }
+  r.fixation = check_fixation(op, fixation, image);
   r.given = check_given(op, image, given, given_channels);
   for (const int64_t c : channels)
     if (place_of(given_channels, c) < 0) r.formulas.push_back(c);
@@ -132,10 +149,7 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
   const char* op = "build_channels";
   const at::ScalarType texel = texel_dtype(image, dtype);
   const ChannelInputs r = compute_inputs(op, image, channels, levels, previous, fixation, given, given_channels);
-  check_texel_dtype(op, "dtype", texel);
-  TEXVLM_CHECK(texel != at::kBFloat16 || !wants(channels, {kX, kY, kCluster}), op, "dtype",
-               "float32, float64 or float16 for the channels x, y and cluster (8 bits do not tell their values apart)",
-               "BFloat16");
+  check_stored(op, "dtype", texel, channels);
   const Picture& picture = r.picture;
   const int64_t height = picture.height(), width = picture.width();
   Tensor data = new_tensor({picture.batch(), r.levels.texels, r.list.count}, texel, image.device());
@@ -282,12 +296,130 @@ Gradients build_channels_backward(const Tensor& grad, const Tensor& data, const 
   return {to_image, to_previous, to_fixation, to_given};
 }
 
+// ---- in place ----
+
+// How far away a pixel may be that a texel of level 0 depends on, -1: anywhere. As CHANNELS (texvlm/channels.py) has it: a test
+// compares the two.
+int64_t halo_of(int64_t channel) {
+  switch (channel) {
+    case kRed:
+    case kGreen:
+    case kBlue:
+    case kMotion:
+    case kX:
+    case kY:
+    case kEccentricity:
+      return 0;
+    case kEdge:
+      return 1;
+    case kHighPass:
+    case kLowPass:
+      return 2;
+    case kContrastEdge:
+      return kRadius + 1;
+    default:
+      return -1;
+  }
+}
+
+// The planes that are kept for the channels, each [B, H, W]; undefined where no channel needs one.
+struct LocalPlanes {
+  Tensor luma, edge, contrast, motion;
+
+  LocalPlanes(const Tensor& planes, at::IntArrayRef channels) {
+    if (wants(channels, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion})) luma = planes.select(0, 0);
+    if (wants(channels, {kEdge})) edge = planes.select(0, 1);
+    if (wants(channels, {kContrastEdge})) contrast = planes.select(0, 2);
+    if (wants(channels, {kMotion})) motion = planes.select(0, 3);
+  }
+};
+
+// What depends on what is dirty: on the pixels themselves, on those around them, or, of motion, on those that were dirty.
+struct LocalRegions {
+  Region still, changed, edge, contrast, texels;
+
+  LocalRegions(const Tensor& dirty, const Tensor& before, int64_t tile, int64_t height, int64_t width, at::IntArrayRef channels,
+               bool first) {
+    int64_t halo = 0;
+    for (const int64_t c : channels) halo = std::max(halo, halo_of(c));
+    const auto within = [&](int64_t reach) { return region_of(dirty, tile, height, width, reach); };
+    texels = within(halo);
+    if (wants(channels, {kMotion})) {
+      still = region_of(before, tile, height, width, 0);
+      texels = united(texels, still);
+    }
+    if (first || texels.share() > kMostShare) {
+      changed = edge = contrast = texels = region_of({{0, 0, height, 0, width}}, dirty.size(0), height, width);
+      still = Region();
+      return;
+    }
+    changed = within(0);
+    edge = within(1);
+    contrast = within(kRadius);
+  }
+};
+
+void update_channels(const Tensor& data, const Tensor& planes, const Tensor& image, const Tensor& dirty, const Tensor& before,
+                     at::IntArrayRef channels, int64_t level_count, int64_t tile, Maybe fixation, bool first) {
+  const char* op = "update_channels";
+  check_picture(op, "image", image);
+  const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
+  const ChannelList list = check_channels(op, channels);
+  for (const int64_t c : channels)
+    TEXVLM_CHECK(halo_of(c) >= 0, op, "channels", "of those that pixels nearby decide: 0 to 7 and 9 to 11", channels);
+  check_stored(op, "data", data.scalar_type(), channels);
+  const Levels levels = check_texture(op, data, height, width, level_count);
+  check_shape(op, "data", data, "[B, T, len(channels)]", {batch, levels.texels, list.count});
+  check_same_device(op, "data", data, image);
+  check_shape(op, "planes", planes, "[4, B, H, W]", {4, batch, height, width});
+  check_dtype(op, "planes", planes, acc_dtype(image.scalar_type()), " (the arithmetic's)");
+  check_same_device(op, "planes", planes, image);
+  TEXVLM_CHECK(planes.is_contiguous(), op, "planes", "contiguous", "strides ", planes.strides());
+  check_tiles(op, "dirty", dirty, image, batch, height, width, tile);
+  check_tiles(op, "before", before, image, batch, height, width, tile);
+  const Tensor gaze = check_fixation(op, fixation, image), picture = readable(image);
+  const Reducers reducers = check_reducers(op, reducers_of(channels), list.count);
+
+  const LocalPlanes of(planes, channels);
+  const LocalRegions region(dirty, before, tile, height, width, channels, first);
+  const c10::Device device = image.device();
+  dispatch_picture(picture, [&](auto picture_tag) {
+    using S = typename decltype(picture_tag)::type;
+    using A = Acc<S>;
+    const auto view = [](const Tensor& plane) { return plane.defined() ? pointer<A>(plane) : nullptr; };
+    if (of.motion.defined()) {
+      if (first) of.motion.zero_();
+      for_each_pixel_of<NoMotion, A>(device, region.still, Work{}, view(of.motion), height, width);
+    }
+    if (of.luma.defined())
+      for_each_pixel_of<LumaChange<S>::template For, A>(device, region.changed, Work{}, image_view<const S>(picture),
+                                                        view(of.luma), first ? nullptr : view(of.motion), height, width);
+    const A* const luma = view(of.luma);
+    if (of.edge.defined())
+      for_each_pixel_of<EdgePlane, A>(device, region.edge, Work{}, luma, view(of.edge), height, width);
+    if (of.contrast.defined())
+      for_each_pixel_of<ContrastPlane, A>(device, region.contrast, Work{}, luma, view(of.contrast), height, width);
+    ChannelPlanes<A> sources{luma, view(of.edge), view(of.contrast), nullptr, {}, gaze.defined() ? pointer<const A>(gaze) : nullptr,
+                             {}};
+    if (of.motion.defined()) sources.given[kMotion] = {view(of.motion), height * width, height, width, false};
+    dispatch_texel(data.scalar_type(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      for_each_pixel_of<ChannelTexels<S>::template For, T>(device, region.texels, Work{list.count, list.count},
+                                                           image_view<const S>(picture), ImageView<const S>{}, sources, list,
+                                                           texture_view<T>(data, levels));
+    });
+  });
+  update_levels(data, levels, reducers, region.texels);
+}
+
 }  // namespace
 
 TEXVLM_OPS(ops) {
   ops.differentiable<build_channels>("build_channels", GradientRule().given("data", result(0)));
   ops.op<build_channels_backward>("build_channels_backward");
   ops.promotes("build_channels", {"fixation"});
+  ops.in_place<update_channels>("update_channels");
+  ops.promotes("update_channels", {"fixation"});
 }
 
 }  // namespace texvlm

@@ -21,8 +21,9 @@ TORCH_LIBRARY(texvlm, m) {
   // pyramid: image [B, C, H, W] (any strides; uint8 is divided by 255) -> data [B, T, C]
   m.def("generate_mipmaps(Tensor image, str[] reducer, int levels, ScalarType? dtype=None) -> Tensor", compliant);
   m.def("generate_mipmaps_backward(Tensor grad, " TEXVLM_TEXTURE ", Tensor? data=None) -> Tensor", compliant);
-  // rects int64 [R, 4] on the CPU: (y0, x0, y1, x1), half-open, in level-0 texels; None means everything
-  m.def("update_mipmaps(Tensor(a!) data, " TEXVLM_TEXTURE ", Tensor? rects=None) -> ()", compliant);
+  // rects int64 [R, 4] on the CPU: (y0, x0, y1, x1), half-open, in level-0 texels; or tiles bool [B, ceil(H / tile),
+  // ceil(W / tile)] beside data; without either, everything
+  m.def("update_mipmaps(Tensor(a!) data, " TEXVLM_TEXTURE ", Tensor? rects=None, Tensor? tiles=None, int tile=0) -> ()", compliant);
 
   // gl: the levels above 0 by the graphics driver, reducer mean; float32 and float16 texels (uint8 is divided by 255)
   m.def("generate_mipmaps_gl(Tensor image, int levels, ScalarType? dtype=None) -> Tensor", compliant);
@@ -87,6 +88,13 @@ TORCH_LIBRARY(texvlm, m) {
   m.def(
       "saliency_backward(Tensor grad, Tensor image, Tensor? previous, *, bool[2] mask) -> (Tensor grad_image, Tensor grad_previous)",
       compliant);
+  // In place: colours [3 B, T, 1] and features [7 B, T', 1] of the picture before, brought up to image where dirty, bool
+  // [B, ceil(H / tile), ceil(W / tile)], says that it changed, and before that the picture before had; first: from nothing
+  // -> the map of saliency at its own level [B, h, w], with the picture before as `previous`
+  m.def(
+      "update_saliency(Tensor image, Tensor(a!) colours, Tensor(b!) features, Tensor dirty, Tensor before, int tile, "
+      "bool first=False) -> Tensor",
+      compliant);
 
   // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
   // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`
@@ -141,6 +149,13 @@ TORCH_LIBRARY(texvlm, m) {
       "build_channels_backward(Tensor grad, Tensor data, Tensor image, int[] channels, int levels, Tensor[] given, "
       "int[] given_channels, Tensor? previous, Tensor? fixation, *, bool[] mask) "
       "-> (Tensor grad_image, Tensor grad_previous, Tensor grad_fixation, Tensor[] grad_given)",
+      compliant);
+  // In place: data [B, T, len(channels)] and planes [4, B, H, W] (luma, edge, contrast-normalised luma, motion) of the picture
+  // before, brought up to image where dirty, bool [B, ceil(H / tile), ceil(W / tile)], says that it changed, and before that the
+  // picture before had; first: from nothing
+  m.def(
+      "update_channels(Tensor(a!) data, Tensor(b!) planes, Tensor image, Tensor dirty, Tensor before, int[] channels, int levels, "
+      "int tile, Tensor? fixation=None, bool first=False) -> ()",
       compliant);
 
   // features: cells int64 [B, n], row-major in the grid of ceil(H / cell) x ceil(W / cell); terms mean, max, min, variance, rms,

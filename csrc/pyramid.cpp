@@ -13,18 +13,12 @@
 namespace texvlm {
 namespace {
 
-// Levels `first`.. from the level before, or only what depends on the rectangle r of that level.
+// Levels `first`.. from the level before.
 template <class T>
-void build_levels(c10::Device device, const TextureView<T>& texture, const Reducers& reducers, Rect r, int first = 1) {
-  const auto parents = [](int64_t& lo, int64_t& hi, int64_t n) {  // the range of destination texels that read [lo, hi) of n
-    if (n == 1) return;
-    lo = n % 2 ? std::max<int64_t>(0, (lo - 1) / 2) : lo / 2;
-    hi = std::min<int64_t>(n / 2, (hi + 1) / 2);
-  };
+void build_levels(c10::Device device, int64_t batch, const TextureView<T>& texture, const Reducers& reducers, int first = 1) {
   for (int level = first; level < texture.levels.count; ++level) {
-    parents(r.y0, r.y1, texture.levels.height[level - 1]);
-    parents(r.x0, r.x1, texture.levels.width[level - 1]);
-    for_each_texel<MipDown, T>(device, r, texture.channels, texture, level, reducers);
+    const Rect all{batch, 0, texture.levels.height[level], 0, texture.levels.width[level]};
+    for_each_texel<MipDown, T>(device, all, texture.channels, texture, level, reducers);
   }
 }
 
@@ -58,7 +52,7 @@ void build_pyramid(const at::Tensor& image, const at::Tensor& data, const Levels
   } else if (image.defined()) {
     for_each_row_on_host<ImageToTexels<S>::template For, T>(all, data.size(2), picture, texture);
   }
-  build_levels(data.device(), texture, reducers, {batch, 0, table.height[k], 0, table.width[k]}, k + 1);
+  build_levels(data.device(), batch, texture, reducers, k + 1);
 }
 
 Tensor generate_mipmaps(const Tensor& image, Names reducer, int64_t levels, std::optional<at::ScalarType> dtype) {
@@ -117,30 +111,33 @@ Tensor generate_mipmaps_backward(const Tensor& grad, const TextureArgs& of, Mayb
   return image;
 }
 
-void update_mipmaps(const Tensor& data, const TextureArgs& of, Maybe rects) {
+// Rectangles int64 [R, 4] on the CPU as boxes.
+std::vector<Box> boxes_of(const char* op, const Tensor& rects, int64_t height, int64_t width) {
+  check_shape(op, "rects", rects, "[R, 4] (y0, x0, y1, x1)", {-1, 4});
+  check_dtype(op, "rects", rects, at::kLong, "");
+  TEXVLM_CHECK(rects.is_cpu(), op, "rects", "on the CPU (they steer the launches)", rects.device().str());
+  std::vector<Box> boxes;
+  const Tensor list = rects.contiguous();
+  const int64_t* p = list.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < list.size(0); ++i, p += 4) {
+    TEXVLM_CHECK(p[0] >= 0 && p[1] >= 0 && p[0] <= p[2] && p[1] <= p[3] && p[2] <= height && p[3] <= width, op, "rects",
+                 "inside " + std::to_string(height) + " x " + std::to_string(width) + " with y0 <= y1 and x0 <= x1", "row ", i,
+                 " = (", p[0], ", ", p[1], ", ", p[2], ", ", p[3], ")");
+    if (p[0] < p[2] && p[1] < p[3]) boxes.push_back({0, p[0], p[2], p[1], p[3]});
+  }
+  return boxes;
+}
+
+void update_mipmaps(const Tensor& data, const TextureArgs& of, Maybe rects, Maybe tiles, int64_t tile) {
   const char* op = "update_mipmaps";
   const auto [table, reducers] = check_texture(op, data, of);
-  const int64_t height = of.height, width = of.width;
-  std::vector<Rect> todo;
-  const bool whole = !rects || !rects->defined();
-  if (!whole) {
-    check_shape(op, "rects", *rects, "[R, 4] (y0, x0, y1, x1)", {-1, 4});
-    check_dtype(op, "rects", *rects, at::kLong, "");
-    TEXVLM_CHECK(rects->is_cpu(), op, "rects", "on the CPU (they steer the launches)", rects->device().str());
-    const Tensor list = rects->contiguous();
-    const int64_t* p = list.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < list.size(0); ++i, p += 4) {
-      TEXVLM_CHECK(p[0] >= 0 && p[1] >= 0 && p[0] <= p[2] && p[1] <= p[3] && p[2] <= height && p[3] <= width, op, "rects",
-                   "inside " + std::to_string(height) + " x " + std::to_string(width) + " with y0 <= y1 and x0 <= x1", "row ", i,
-                   " = (", p[0], ", ", p[1], ", ", p[2], ", ", p[3], ")");
-      if (p[0] < p[2] && p[1] < p[3]) todo.push_back({data.size(0), p[0], p[2], p[1], p[3]});
-    }
-  }
-  if (whole) return build_mipmaps(data, table, reducers);
-  dispatch_texel(data.scalar_type(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    for (const Rect& r : todo) build_levels(data.device(), texture_view<T>(data, table), reducers, r);
-  });
+  const int64_t batch = data.size(0), height = of.height, width = of.width;
+  const bool by_rects = rects && rects->defined(), by_tiles = tiles && tiles->defined();
+  TORCH_CHECK_VALUE(!by_rects || !by_tiles, "texvlm::", op, ": give rects or tiles, not both");
+  if (by_rects) return update_levels(data, table, reducers, region_of(boxes_of(op, *rects, height, width), batch, height, width));
+  if (!by_tiles) return build_mipmaps(data, table, reducers);
+  check_tiles(op, "tiles", *tiles, data, batch, height, width, tile);
+  update_levels(data, table, reducers, region_of(*tiles, tile, height, width, 0));
 }
 
 // ---- autograd ----
@@ -168,6 +165,18 @@ void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& red
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     build_pyramid<T, T>(Tensor(), data, levels, reducers);
+  });
+}
+
+void update_levels(const Tensor& data, const Levels& levels, const Reducers& reducers, Region region) {
+  if (!region.on_device && region.share() == 1) return build_mipmaps(data, levels, reducers);
+  dispatch_texel(data.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto texture = texture_view<T>(data, levels);
+    for (int level = 1; level < levels.count; ++level) {
+      region = above(region);
+      for_each_texel_of<MipDown, T>(data.device(), region, texture.channels, texture, level, reducers);
+    }
   });
 }
 

@@ -56,10 +56,8 @@ Tensor colours_of(const Tensor& image, const Stages& s) {
   return out;
 }
 
-Stages stages(const Picture& picture) {
-  const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
-  const c10::Device device = picture.image.device();
-  const at::ScalarType dtype = acc_dtype(picture.image.scalar_type());
+// Levels and places, for pictures of this size; nothing is computed yet.
+Stages plan(int64_t height, int64_t width) {
   const int top = level_count(height, width) - 1;
   Stages s;
   s.base = std::min(top, std::max(kBase, top - kTopSide));
@@ -69,19 +67,17 @@ Stages stages(const Picture& picture) {
   s.colour_level = std::max(0, s.fine - 1);
   s.colour_levels = s.fine > 0 ? make_levels(std::max<int64_t>(1, height / 2), std::max<int64_t>(1, width / 2), s.fine)
                                : make_levels(height, width, 1);
-  s.colours = colours_of(picture.image, s);
-  if (picture.previous.defined()) s.previous = colours_of(picture.previous, s);
-  const int64_t fine_h = s.colour_levels.height[s.colour_level], fine_w = s.colour_levels.width[s.colour_level];
-  s.feature_levels = make_levels(fine_h, fine_w, s.feature_level() + 1);
-  s.features = new_tensor({batch * kFeatures, s.feature_levels.texels, 1}, dtype, device);
+  s.feature_levels =
+      make_levels(s.colour_levels.height[s.colour_level], s.colour_levels.width[s.colour_level], s.feature_level() + 1);
+  return s;
+}
+
+// The map, from the features.
+void make_map(Stages& s, int64_t batch, at::ScalarType dtype, c10::Device device) {
   for (Tensor& step : s.steps) step = new_tensor({batch, kFeatures, s.h, s.w}, dtype, device);
   s.length = new_tensor({batch, s.h, s.w}, dtype, device);
   dispatch_plane(s.length, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<SalienceFeatures, T>(device, {batch, 0, fine_h, 0, fine_w}, Work{1, 32},
-                                        texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous),
-                                        s.colour_level, texture_view<T>(s.features, s.feature_levels));
-    build_mipmaps(s.features, s.feature_levels, check_reducers("saliency", kMean, 1));
     for_each_pixel<SaliencePlanes, T>(device, s.places(), Work{1, 32}, texture_view<const T>(s.features, s.feature_levels),
                                       s.feature_level(), pointer<T>(s.steps[0]));
     const Rect planes{batch * kFeatures, 0, s.h, 0, s.w};
@@ -105,6 +101,24 @@ Stages stages(const Picture& picture) {
     s.map = s.length.clone();
     for_each_pixel<OverMaximum, T>(device, s.places(), Work{}, pointer<T>(s.map), pointer<const MapStats<T>>(s.stats), s.h, s.w);
   });
+}
+
+Stages stages(const Picture& picture) {
+  const int64_t batch = picture.batch();
+  const c10::Device device = picture.image.device();
+  const at::ScalarType dtype = acc_dtype(picture.image.scalar_type());
+  Stages s = plan(picture.height(), picture.width());
+  s.colours = colours_of(picture.image, s);
+  if (picture.previous.defined()) s.previous = colours_of(picture.previous, s);
+  s.features = new_tensor({batch * kFeatures, s.feature_levels.texels, 1}, dtype, device);
+  dispatch_plane(s.features, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for_each_pixel<SalienceFeatures, T>(device, {batch, 0, s.feature_levels.height[0], 0, s.feature_levels.width[0]}, Work{1, 32},
+                                        texture_view<const T>(s.colours, s.colour_levels), texels<const T>(s.previous),
+                                        s.colour_level, texture_view<T>(s.features, s.feature_levels));
+  });
+  build_mipmaps(s.features, s.feature_levels, check_reducers("saliency", kMean, 1));
+  make_map(s, batch, dtype, device);
   return s;
 }
 
@@ -212,11 +226,81 @@ std::tuple<Tensor, Tensor> saliency_backward(const Tensor& grad, const Tensor& i
           mask[1] && picture.previous.defined() ? previous_gradient(picture.previous, to) : Tensor()};
 }
 
+// ---- in place ----
+
+// Level 0 of the colours where the pictures changed, and the levels above it.
+void update_colours(const Tensor& image, const Stages& s, const Region& changed) {
+  const Region planes = of_planes(s.fine > 0 ? above(changed) : changed, 3);
+  dispatch_picture(image, [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    using A = Acc<S>;
+    for_each_pixel_of<SalienceColours<S>::template For, A>(image.device(), planes, Work{1, 4}, image_view<const S>(image),
+                                                           image.size(2), image.size(3), s.fine > 0,
+                                                           texture_view<A>(s.colours, s.colour_levels));
+  });
+  update_levels(s.colours, s.colour_levels, check_reducers("update_saliency", kMean, 1), planes);
+}
+
+// The features that depend on a region of their level 0; old: the colours of that level before, or undefined.
+void update_features(const Stages& s, const Tensor& old, const Region& region) {
+  dispatch_plane(s.features, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    Texels<const T> previous = texels<const T>(Tensor());
+    if (old.defined()) {  // as if its level lay among the others
+      previous = {pointer<const T>(old) - s.colour_levels.offset[s.colour_level], old.size(1), 1};
+    }
+    for_each_pixel_of<SalienceFeatures, T>(s.features.device(), region, Work{1, 32},
+                                           texture_view<const T>(s.colours, s.colour_levels), previous, s.colour_level,
+                                           texture_view<T>(s.features, s.feature_levels));
+  });
+  update_levels(s.features, s.feature_levels, check_reducers("update_saliency", kMean, 1), of_planes(region, kFeatures));
+}
+
+void check_planes(const char* op, const char* argument, const Tensor& t, const char* names, int64_t planes, int64_t texels,
+                  const Tensor& image) {
+  check_shape(op, argument, t, names, {planes, texels, 1});
+  check_dtype(op, argument, t, acc_dtype(image.scalar_type()), " (the arithmetic's)");
+  check_same_device(op, argument, t, image);
+  TEXVLM_CHECK(t.is_contiguous(), op, argument, "contiguous", "strides ", t.strides());
+}
+
+Tensor update_saliency(const Tensor& image, const Tensor& colours, const Tensor& features, const Tensor& dirty,
+                       const Tensor& before, int64_t tile, bool first) {
+  const char* op = "update_saliency";
+  check_picture(op, "image", image);
+  const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
+  Stages s = plan(height, width);
+  check_planes(op, "colours", colours, "[3 B, T, 1]", 3 * batch, s.colour_levels.texels, image);
+  check_planes(op, "features", features, "[7 B, T', 1]", kFeatures * batch, s.feature_levels.texels, image);
+  check_tiles(op, "dirty", dirty, image, batch, height, width, tile);
+  check_tiles(op, "before", before, image, batch, height, width, tile);
+  s.colours = colours;
+  s.features = features;
+  const auto raised = [&](Region region) {  // to the level of the features
+    for (int level = 0; level < s.fine; ++level) region = above(region);
+    return region;
+  };
+  Region changed = region_of(dirty, tile, height, width, 0);
+  Region around = united(widened(raised(changed), 1), raised(region_of(before, tile, height, width, 0)));
+  if (first || around.share() > kMostShare) {
+    changed = region_of({{0, 0, height, 0, width}}, batch, height, width);
+    around = raised(changed);
+  }
+  const int64_t fine = s.feature_levels.height[0] * s.feature_levels.width[0];
+  Tensor old;
+  if (!first) old = colours.narrow(1, s.colour_levels.offset[s.colour_level], fine).clone();
+  update_colours(readable(image), s, changed);
+  update_features(s, old, around);
+  make_map(s, batch, acc_dtype(image.scalar_type()), image.device());
+  return s.map;
+}
+
 }  // namespace
 
 TEXVLM_OPS(ops) {
   ops.differentiable<saliency>("saliency");
   ops.op<saliency_backward>("saliency_backward");
+  ops.in_place<update_saliency>("update_saliency");
 }
 
 }  // namespace texvlm

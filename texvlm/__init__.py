@@ -13,7 +13,17 @@ from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.allocator import Allocator, Information, Participation, Perspective, TensionBalancer
 from texvlm.cascade import compact, select, topk
-from texvlm.channels import CHANNELS, MINIMAL, Channel, build_channels, contrast_edges, edges
+from texvlm.channels import (
+    CHANNELS,
+    LOCAL,
+    MINIMAL,
+    Channel,
+    build_channels,
+    channel_planes,
+    contrast_edges,
+    edges,
+    update_channels,
+)
 from texvlm.distance import distance_transform
 from texvlm.embedding import ClipEmbedding, DigitsEmbedding, Embedding, EmbeddingProvider, embedding_planes, relevance
 from texvlm.features import cell_features
@@ -65,6 +75,7 @@ def __getattr__(name: str) -> object:
 
 __all__ = [
     "CHANNELS",
+    "LOCAL",
     "MINIMAL",
     "PCA",
     "Allocator",
@@ -91,6 +102,7 @@ __all__ = [
     "build_info",
     "cached_bytes",
     "cell_features",
+    "channel_planes",
     "cmake_prefix_path",
     "compact",
     "contrast_edges",
@@ -123,6 +135,7 @@ __all__ = [
     "quadtree_cut",
     "relevance",
     "saliency",
+    "saliency_state",
     "sample_exact",
     "sample_foveated",
     "sample_grad",

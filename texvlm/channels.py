@@ -19,31 +19,33 @@ if TYPE_CHECKING:
 
 
 class Channel(NamedTuple):
-    """One row of `CHANNELS`: where it is, what it means, what values it takes, and how texels become one on the next level."""
+    """One row of `CHANNELS`: where it is, what it means, what values it takes, how texels become one on the next level, and how far
+    away a pixel may be that a texel of level 0 depends on (None: anywhere, or another source than the picture)."""
 
     index: int  # type: ignore[assignment]  # the tuple method of this name gives way to the field that the table documents
     name: str
     description: str
     range: tuple[float, float]
     reducer: str
+    halo: int | None = None
 
 
 _UNIT = (0.0, 1.0)
 _SIGNED = (-1.0, 1.0)
 _ANY = (0.0, float("inf"))
-_ROWS: tuple[tuple[str, str, tuple[float, float], str], ...] = (
-    ("red", "red as given, sRGB", _UNIT, "mean"),
-    ("green", "green as given, sRGB", _UNIT, "mean"),
-    ("blue", "blue as given, sRGB", _UNIT, "mean"),
-    ("edge", "Sobel gradient magnitude of luma over its largest possible value", _UNIT, "max"),
-    ("contrast_edge", "Sobel magnitude of the locally contrast-normalised luma: low-contrast text and edges", _UNIT, "max"),
-    ("high_pass", "luma minus its low pass", _SIGNED, "mean"),
-    ("low_pass", "binomial low pass of luma", _UNIT, "mean"),
-    ("motion", "magnitude of the change of luma against the previous picture", _UNIT, "max"),
+_ROWS: tuple[tuple[Any, ...], ...] = (
+    ("red", "red as given, sRGB", _UNIT, "mean", 0),
+    ("green", "green as given, sRGB", _UNIT, "mean", 0),
+    ("blue", "blue as given, sRGB", _UNIT, "mean", 0),
+    ("edge", "Sobel gradient magnitude of luma over its largest possible value", _UNIT, "max", 1),
+    ("contrast_edge", "Sobel magnitude of the locally contrast-normalised luma: low-contrast text and edges", _UNIT, "max", 5),
+    ("high_pass", "luma minus its low pass", _SIGNED, "mean", 2),
+    ("low_pass", "binomial low pass of luma", _UNIT, "mean", 2),
+    ("motion", "magnitude of the change of luma against the previous picture", _UNIT, "max", 0),
     ("saliency", "what stands out: centre-surround differences of colour, edges and motion; no centre prior", _UNIT, "mean"),
-    ("x", "position of the texel centre, left to right", _UNIT, "mean"),
-    ("y", "position of the texel centre, top to bottom", _UNIT, "mean"),
-    ("eccentricity", "distance from the fixation, 1 at the farthest corner", _UNIT, "mean"),
+    ("x", "position of the texel centre, left to right", _UNIT, "mean", 0),
+    ("y", "position of the texel centre, top to bottom", _UNIT, "mean", 0),
+    ("eccentricity", "distance from the fixation, 1 at the farthest corner", _UNIT, "mean", 0),
     ("cluster", "superpixel id", _ANY, "mode"),
     ("cluster_distance", "distance from the superpixel's centroid over its radius", _ANY, "mean"),
     ("cluster_size", "the superpixel's share of the picture", _UNIT, "mean"),
@@ -60,7 +62,10 @@ _ROWS: tuple[tuple[str, str, tuple[float, float], str], ...] = (
 )
 
 CHANNELS: tuple[Channel, ...] = tuple(Channel(index, *row) for index, row in enumerate(_ROWS))
-"""The 40 channels: index, name, description, range (of level 0 and of every mip) and reducer. Stable."""
+"""The 40 channels: index, name, description, range (of level 0 and of every mip), reducer and halo. Stable."""
+
+LOCAL: tuple[int, ...] = tuple(channel.index for channel in CHANNELS if channel.halo is not None)
+"""The channels that pixels nearby decide: what `update_channels` keeps up to date."""
 
 _FORMULAS = {
     **dict.fromkeys(("red", "green", "blue", "edge", "contrast_edge", "high_pass", "low_pass"), "picture"),
@@ -210,6 +215,67 @@ def build_channels(
     return Texture.from_data(data, height, width, levels, [row.reducer for row in rows], [row.name for row in rows], meta)
 
 
+def channel_planes(image: Tensor) -> Tensor:
+    """What `update_channels` remembers of a picture [B, 3, H, W]: [4, B, H, W], float32 (float64 beside a double picture), zero.
+
+    Luma, edge, luma normalised by its local contrast, and motion: those of them that its channels need.
+    """
+    batch, _, height, width = image.shape
+    return image.new_zeros((4, batch, height, width), dtype=torch.float64 if image.dtype == torch.float64 else torch.float32)
+
+
+def update_channels(
+    texture: Texture,
+    planes: Tensor,
+    image: Tensor,
+    dirty: Tensor,
+    before: Tensor,
+    tile: int = 32,
+    *,
+    fixation: Tensor | None = None,
+    first: bool = False,
+) -> Texture:
+    """Brings a texture of local channels up to the next picture, in place, computing only what depends on tiles that changed.
+
+    The result is bit for bit that of `build_channels(image, previous=the picture before, flow=None)`, on all levels. Nothing is read back
+    from a GPU. Where most of the picture depends on what is dirty, all of it is computed, which then costs no more.
+
+    Args:
+        texture: of channels of `LOCAL` (0-7 and 9-11), of the picture before; any texel dtype that `build_channels` gives them.
+        planes: of the same picture, from `channel_planes`; those that the channels need are changed in place.
+        image: [B, 3, H, W], uint8 or floating point. Outside dirty tiles it equals the picture before.
+        dirty: bool [B, ceil(H / tile), ceil(W / tile)], contiguous: the tiles in which the picture changed (see `dirty_tiles`).
+        before: the same of the picture before: there, where nothing is dirty any more, motion returns to 0.
+        tile: side of a tile in pixels, at least 8.
+        fixation: as for `build_channels`, float [B, 2]; the same at every call, or all of eccentricity (11) must be made anew.
+        first: texture and planes hold nothing yet: all is computed, and motion is 0.
+
+    Returns:
+        The same texture. Not differentiable: a tensor that requires a gradient raises.
+
+    Raises:
+        ValueError: another channel, shape, dtype or device; nothing is changed then.
+
+    Example:
+        >>> import torch, texvlm
+        >>> frames = torch.rand(3, 64, 64).repeat(2, 1, 1, 1)
+        >>> frames[1, :, 4:8, 4:8] = 1
+        >>> texture, planes = texvlm.build_channels(frames[:1], channels=["edge", "motion"]), texvlm.channel_planes(frames[:1])
+        >>> dirty = torch.zeros(1, 2, 2, dtype=torch.bool)
+        >>> _ = texvlm.update_channels(texture, planes, frames[:1], dirty, dirty, first=True)
+        >>> dirty[0, 0, 0] = True
+        >>> _ = texvlm.update_channels(texture, planes, frames[1:], dirty, torch.zeros_like(dirty))
+        >>> torch.equal(texture.data, texvlm.build_channels(frames[1:], frames[:1], channels=["edge", "motion"]).data)
+        True
+    """
+    tile = integer("tile", tile, 8)
+    if fixation is not None:
+        fixation = real_tensor("fixation", fixation).to(planes.device, planes.dtype)
+    indices = channel_indices(texture.names)
+    ops.update_channels(texture.data, planes, image, dirty, before, indices, texture.levels, tile, fixation, first)
+    return texture
+
+
 def _plane(image: ImageLike, channel: str) -> Tensor:
     return build_channels(image, channels=[channel], levels=1).level(0)[:, 0]
 
@@ -272,3 +338,8 @@ def _(
 
 
 fake_gradients("build_channels", dtype=acc_dtype)
+
+
+@fake("update_channels")
+def _(data: Tensor) -> None:
+    """Nothing is returned."""

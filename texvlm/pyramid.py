@@ -101,12 +101,22 @@ def generate_mipmaps(
     return Texture(image, reducer, levels, dtype, backend="texture" if backend == "texture" else "native")
 
 
-def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, int, int]] | None = None) -> Texture:
-    """Builds the levels above a level 0 that is already in the buffer, in place: all of them, or only what depends on rectangles.
+def update_mipmaps(
+    texture: Texture,
+    rects: Tensor | Sequence[tuple[int, int, int, int]] | None = None,
+    tiles: Tensor | None = None,
+    tile: int = 32,
+) -> Texture:
+    """Builds the levels above a level 0 that is already in the buffer, in place: all, or what depends on rectangles or tiles.
+
+    However many rectangles or tiles a texel depends on, it is written once. The arithmetic is that of `generate_mipmaps`: where level 0
+    changed in them alone, the result is bit for bit what a full rebuild gives.
 
     Args:
         texture: its `data` is changed in place (level 0 is only read). Not differentiable: data must not require a gradient.
         rects: int64 [R, 4] on the CPU, (y0, x0, y1, x1) half-open in level-0 texels, for every picture of the batch. None: everything.
+        tiles: instead of rects, bool [B, ceil(H / tile), ceil(W / tile)] on data's device, where it is read: the `dirty` of `dirty_tiles`.
+        tile: side of a tile in level-0 texels, at least 8.
 
     Returns:
         The same texture.
@@ -122,12 +132,16 @@ def update_mipmaps(texture: Texture, rects: Tensor | Sequence[tuple[int, int, in
         raise ValueError(
             "update_mipmaps works in place and is not differentiable: call it under torch.no_grad() or on texture.data.detach()"
         )
+    if rects is not None and tiles is not None:
+        raise ValueError("update_mipmaps takes rects or tiles, not both")
     if rects is not None and not isinstance(rects, Tensor):
         rects = torch.tensor(rects)
         if rects.numel() and (rects.is_floating_point() or rects.is_complex()):
             raise TypeError(f"rects must be whole numbers (y0, x0, y1, x1) of level-0 texels, got {rects.dtype}")
         rects = rects.to(torch.int64).reshape(-1, 4)
-    ops.update_mipmaps(texture.data, texture.height, texture.width, texture.reducer, texture.levels, rects)
+    if tiles is not None:
+        tile = integer("tile", tile, 8)
+    ops.update_mipmaps(texture.data, texture.height, texture.width, texture.reducer, texture.levels, rects, tiles, tile)
     return texture
 
 
@@ -143,6 +157,6 @@ def _(grad: Tensor, height: int, width: int, reducer: list[str], levels: int, da
 
 
 @fake("update_mipmaps", elsewhere=("rects",))
-def _(data: Tensor, height: int, width: int, reducer: Sequence[str], levels: int, rects: Tensor | None = None) -> None:
+def _(data: Tensor, rects: Tensor | None = None) -> None:
     if rects is not None and rects.device.type != "cpu":
         raise ValueError(f"texvlm::update_mipmaps: rects must be on the CPU, got {rects.device}")

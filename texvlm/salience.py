@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, fake_gradients, ops, texel_dtype
+from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, texel_dtype
+from texvlm.pyramid import level_count, texel_count
 from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
@@ -46,6 +47,58 @@ def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
     return ops.saliency(picture, None if previous is None else as_previous(previous, picture))
 
 
+def _levels(height: int, width: int) -> tuple[int, int]:
+    """The level that gradients are taken from, and the level of the map (csrc/salience.cpp has the same)."""
+    last = level_count(height, width) - 1
+    base = min(last, max(2, last - 6))
+    return max(0, base - 2), base
+
+
+def saliency_state(image: Tensor) -> tuple[Tensor, Tensor]:
+    """What `update_saliency` remembers of a picture: its colours [3 B, T, 1] and features [7 B, T', 1], texels of one channel, not filled.
+
+    Args:
+        image: [B, 3, H, W], for its size, device and dtype: float64 beside a double picture, else float32.
+    """
+    batch, _, height, width = image.shape
+    fine, base = _levels(height, width)
+    colours = texel_count(max(1, height // 2), max(1, width // 2), fine) if fine > 0 else height * width
+    features = texel_count(max(1, height >> fine), max(1, width >> fine), base - fine + 1)
+    dtype = acc_dtype(image.dtype)
+    return image.new_empty((3 * batch, colours, 1), dtype=dtype), image.new_empty((7 * batch, features, 1), dtype=dtype)
+
+
+def update_saliency(
+    image: Tensor, colours: Tensor, features: Tensor, dirty: Tensor, before: Tensor, tile: int = 32, *, first: bool = False
+) -> Tensor:
+    """The map of saliency of the next picture, from the colours and features of the one before, which are brought up to date in place.
+
+    Only what depends on tiles that changed is computed of those; whitening and maximum, which need the whole picture, are taken on the
+    map, whose longer side has 64 to 127 places. The result is bit for bit the map under channel 8 of
+    `build_channels(image, previous=the picture before, flow=None)`; `torch.ops.texvlm.enlarge(map, H, W)` is `saliency(image, previous)`.
+
+    Args:
+        image: [B, 3, H, W], uint8 or floating point. Outside dirty tiles it equals the picture before.
+        colours: from `saliency_state`; changed in place, as are features.
+        features: from `saliency_state`.
+        dirty: bool [B, ceil(H / tile), ceil(W / tile)], contiguous: the tiles in which the picture changed (see `dirty_tiles`).
+        before: the same of the picture before: there, where nothing is dirty any more, the change returns to 0.
+        tile: side of a tile in pixels, at least 8.
+        first: colours and features hold nothing yet: all is computed, and nothing moves.
+
+    Returns:
+        [B, h, w] in [0, 1], float32 (float64 beside a double picture). No gradient: a tensor that requires one raises.
+
+    Example:
+        >>> import torch, texvlm
+        >>> picture, dirty = torch.rand(1, 3, 64, 96), torch.zeros(1, 2, 3, dtype=torch.bool)
+        >>> state = texvlm.saliency_state(picture)
+        >>> texvlm.update_saliency(picture, *state, dirty, dirty, first=True).shape
+        torch.Size([1, 16, 24])
+    """
+    return ops.update_saliency(image, colours, features, dirty, before, integer("tile", tile, 8), first)
+
+
 @fake("saliency")
 def _(image: Tensor, previous: Tensor | None = None) -> Tensor:
     batch, _, height, width = image.shape
@@ -53,3 +106,10 @@ def _(image: Tensor, previous: Tensor | None = None) -> Tensor:
 
 
 fake_gradients("saliency", dtype=acc_dtype)
+
+
+@fake("update_saliency")
+def _(image: Tensor) -> Tensor:
+    batch, _, height, width = image.shape
+    _, base = _levels(height, width)
+    return image.new_empty((batch, max(1, height >> base), max(1, width >> base)), dtype=acc_dtype(image.dtype))

@@ -4,6 +4,7 @@
 
 #include "launch.cuh"
 #include "mip_chain.cuh"
+#include "regions.cuh"
 
 namespace texvlm::cuda {
 namespace {
@@ -94,8 +95,8 @@ TEXVLM_IMAGES(double);
 TEXVLM_IMAGES(Half);
 TEXVLM_IMAGES(BFloat16);
 
-// Single levels inside a rectangle, and the adjoint: coarse to fine, in gather form, without atomics.
-TEXVLM_FOR_TEXEL_TYPES(TEXVLM_TEXELS, MipDown);
+// Single levels inside rectangles and regions, and the adjoint: coarse to fine, in gather form, without atomics.
+TEXVLM_FOR_TEXEL_TYPES(TEXVLM_REGIONS, MipDown);
 TEXVLM_FOR_TEXEL_TYPES(TEXVLM_TEXELS, MipDownAdjoint);
 TEXVLM_FOR_TEXEL_TYPES(TEXVLM_TEXELS, MipAdjointSeed);
 

@@ -1,25 +1,26 @@
 #include "../math/rarity.h"
 
 #include "reduce.cuh"
+#include "regions.cuh"
 
 namespace texvlm::cuda {
 
-#define TEXVLM_PICTURES(F)                  \
-  TEXVLM_TEXELS(F<uint8_t>::For<float, 0>); \
-  TEXVLM_TEXELS(F<float>::For<float, 0>);   \
-  TEXVLM_TEXELS(F<double>::For<double, 0>)
+#define TEXVLM_PICTURES(KIND, F)   \
+  KIND(F<uint8_t>::For<float, 0>); \
+  KIND(F<float>::For<float, 0>);   \
+  KIND(F<double>::For<double, 0>)
 #define TEXVLM_PLANES(KIND, F) \
   KIND(F<float, 0>);           \
   KIND(F<double, 0>)
-TEXVLM_PICTURES(LumaPlane);
-TEXVLM_PICTURES(SalienceColours);
+TEXVLM_PICTURES(TEXVLM_TEXELS, LumaPlane);
+TEXVLM_PICTURES(TEXVLM_REGIONS, SalienceColours);
 TEXVLM_TEXELS(PictureAdjoint<float>::For<float, 0>);
 TEXVLM_TEXELS(PictureAdjoint<double>::For<double, 0>);
 TEXVLM_PLANES(TEXVLM_TEXELS, EdgePlane);
 TEXVLM_PLANES(TEXVLM_TEXELS, SobelAdjointSeed);
 TEXVLM_PLANES(TEXVLM_TEXELS, SobelAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, MotionAdjoint);
-TEXVLM_PLANES(TEXVLM_TEXELS, SalienceFeatures);
+TEXVLM_PLANES(TEXVLM_REGIONS, SalienceFeatures);
 TEXVLM_PLANES(TEXVLM_TEXELS, SalienceFeaturesAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, SaliencePlanes);
 TEXVLM_PLANES(TEXVLM_TEXELS, SaliencePlanesAdjoint);

@@ -318,4 +318,43 @@ struct ChannelTexels {
   };
 };
 
+// ---- in place ----
+
+// Luma of the picture over that of the one before, and the size of its change; motion may be null.
+template <class S>
+struct LumaChange {
+  template <class T, int C>
+  struct For {
+    ImageView<const S> image;
+    T *luma, *motion;
+    int64_t height, width;
+
+    template <int N>
+    TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+      T now[N];
+      luma_run(image, b, y, x, n, now);
+      const int64_t at = (b * height + y) * width + x;
+      T* TEXVLM_RESTRICT old = luma + at;
+      if (motion) {
+        T* TEXVLM_RESTRICT change = motion + at;
+        for (int j = 0; j < n; ++j) change[j] = std::abs(now[j] - old[j]);
+      }
+      for (int j = 0; j < n; ++j) old[j] = now[j];
+    }
+  };
+};
+
+// Where nothing changes any more.
+template <class T, int C>
+struct NoMotion {
+  T* motion;
+  int64_t height, width;
+
+  template <int N>
+  TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+    T* TEXVLM_RESTRICT to = motion + (b * height + y) * width + x;
+    for (int j = 0; j < n; ++j) to[j] = T(0);
+  }
+};
+
 }  // namespace texvlm
