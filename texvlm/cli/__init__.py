@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from texvlm import __version__
 
@@ -19,6 +20,22 @@ SELECT_PATHS = ("salience", "query", "anisotropic_text", "five_stage", "adaptive
 
 DEFAULT_PATH = "learned"
 """Without a query."""
+
+FILM = "texvlm-video.mp4"
+
+CELLS = """the JSON is {"film": {...}, "frames": [{...}, ...], "ended": "..."}, a line a frame:
+
+  film    path, width and height (as looked at), rate, cell, grid [rows, columns], k, by (the path)
+  frames  frame    its number, from 0
+          seconds  when it is shown
+          key      why all was computed anew, or null
+          dirty    how many tiles changed, of how many tiles
+          cells    best first; cell c is in row c // columns and column c % columns of the grid
+          lods     a token of level l covers 2**l x 2**l cells, c the upper left one
+          scores   of the cells
+  ended   "complete", "cut off" or "interrupted"
+
+exit status: 0; 1 where FILE is cut off, and 130 after ctrl-C, with what there was written whole; 2 where FILE or an argument is wrong"""
 
 
 class Complaint(Exception):
@@ -46,6 +63,26 @@ def between(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return bounded
+
+
+def fraction(text: str) -> float:
+    """An argument in [0, 1], such as 0.01 or 4/255."""
+    number, slash, of = text.partition("/")
+    try:
+        value = float(number) / (float(of) if slash else 1.0)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"must be a number such as 0.01 or 4/255, got {text!r}") from None
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
+    return value
+
+
+def size(text: str) -> tuple[int, int]:
+    """An argument such as 360x640."""
+    parts = text.lower().replace("×", "x").split("x")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"must be height x width in pixels, such as 360x640, got {text!r}")
+    return int(parts[0]), int(parts[1])
 
 
 def budget(text: str) -> int | str:
@@ -117,6 +154,7 @@ def parser() -> argparse.ArgumentParser:
             help=f"shrink a picture whose longer side exceeds this ({largest or 'never'})",
         )
 
+    _add_video(commands)
     chat = commands.add_parser(
         "chat",
         help="questions about pictures to a Qwen-VL that sees what a budget keeps of them",
@@ -159,6 +197,48 @@ def parser() -> argparse.ArgumentParser:
         help="the benchmarks of a checkout: bench [NAME ...] [--quick] [--json FOLDER]",
     )
     return top
+
+
+def _add_video(commands: Any) -> None:
+    parser = commands.add_parser(
+        "video",
+        help="a film of what is kept of a film, and what each frame costs where only what changed is computed",
+        description="Follows a film: only what changed from frame to frame is computed. Writes a film of four panels\n"
+        "(what is kept, the film, scores, what a model sees) and prints what each stage took.",
+        epilog=CELLS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("film", metavar="FILE", help="a film, an animation, or a folder of pictures in the order of their names")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.mp4",
+        help=f"the film to write ({FILM}; with --json and without -o: none); .mkv and .mov too",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the cells of each frame, see below; - is standard output")
+    parser.add_argument("-k", type=positive, default=273, help="how many cells to keep, at most all (%(default)s)")
+    parser.add_argument("--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)")
+    parser.add_argument(
+        "--path",
+        choices=("video", *SELECT_PATHS),
+        help="how they are chosen (salience, or query where there is one); video keeps them from flickering: see texvlm.select",
+    )
+    parser.add_argument(
+        "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: cells are kept by relevance"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=fraction,
+        default=0.0,
+        metavar="X",
+        help="the largest difference that is no change, of 1: 0 computes anew whatever differs, 4/255 passes over noise (%(default)s)",
+    )
+    parser.add_argument(
+        "--tile", type=between(8, 256), default=32, metavar="PX", help="what is compared and computed (%(default)s)"
+    )
+    parser.add_argument("--every", type=positive, metavar="N", help="each n-th frame only")
+    parser.add_argument("--size", type=size, metavar="HxW", help="height x width to resize to, while decoding")
+    parser.add_argument("--limit", type=positive, metavar="N", help="stop after so many frames")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -96,12 +96,14 @@ def _rgb(pixels: Any) -> Array:
     return array
 
 
-def _luma(picture: Array) -> Array:
+def luma(picture: Array) -> Array:
+    """How bright [h, w, 3] is."""
     light: Array = picture @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     return light
 
 
-def _dimmed(light: Array) -> Array:
+def dimmed(light: Array) -> Array:
+    """A dark, bluish picture [h, w, 3] of this brightness, for what stands out from it."""
     canvas: Array = (0.05 + 0.36 * light)[..., None] * np.array([0.92, 0.97, 1.1], dtype=np.float32)
     return canvas
 
@@ -117,8 +119,8 @@ def _difference(page: Page, at: Layout, scene: Scene, picture: Array) -> str:
     """The dimmed picture with the cells that one of two paths keeps, or both: a colour for each. Returns what these mean."""
     first, second = (kept.selection.mask()[0].cpu().numpy() for kept in scene.kept)
     cell, (height, width) = scene.selection.cell, picture.shape[:2]
-    light = _luma(picture)
-    canvas = _dimmed(light)
+    light = luma(picture)
+    canvas = dimmed(light)
     colours = [(first & ~second, ONLY[0]), (second & ~first, ONLY[1]), (first & second, BOTH)]
     for mask, colour in colours:
         inside = mask.repeat(cell, 0).repeat(cell, 1)[:height, :width]
@@ -140,8 +142,8 @@ def _heat(page: Page, at: Layout, selection: Any, spot: tuple[float, float], pic
 
     # Drawn finer than the picture, so that the lines between tokens stay thin.
     fine = max(1, round(1600 / max(picture.shape[:2])))
-    light = _luma(picture).repeat(fine, 0).repeat(fine, 1)
-    canvas = _dimmed(light)
+    light = luma(picture).repeat(fine, 0).repeat(fine, 1)
+    canvas = dimmed(light)
     token = token_of_cells(selection).numpy()
     hue = np.zeros((count + 1, 3), dtype=np.float32)  # the last one, of no token, is not painted
     hue[:count] = colormaps[HEAT](DARKEST + (1 - DARKEST) * norm(scores))[:, :3]
@@ -175,8 +177,8 @@ def _relevance(page: Page, at: Layout, scene: Scene, picture: Array) -> None:
     values = scene.relevance[0].detach().float().cpu().numpy()
     lit = (np.clip(2 * values - 1, 0, 1) ** 2)[..., None]
     glow = colormaps[HEAT](0.4 + 0.6 * lit[..., 0])[..., :3].astype(np.float32)
-    light = _luma(picture)
-    page.image(*at.relevance, at.image_w, at.image_h, (1 - lit) * _dimmed(light) + lit * glow * (0.55 + 0.45 * light[..., None]))
+    light = luma(picture)
+    page.image(*at.relevance, at.image_w, at.image_h, (1 - lit) * dimmed(light) + lit * glow * (0.55 + 0.45 * light[..., None]))
 
 
 def _found(relevance: Any) -> str:

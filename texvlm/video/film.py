@@ -31,8 +31,11 @@ class Film:
         width: their columns.
         rate: frames a second as they are handed out, in the mean: a film may have a rate that varies.
         frame_count: how many there are, as the container says; None where it does not. So `len()` may raise TypeError.
+        missing: how many frames the last pass that reached the end found to be missing there.
         backend: what reads it: "pyav", "torchcodec", "opencv" or "pillow".
     """
+
+    missing: int = 0
 
     def __init__(self, decoder: Decoder, backend: str, size: Size | None, every: int) -> None:
         self._decoder, self._size, self._every = decoder, size, every
@@ -65,8 +68,9 @@ class Film:
                 seconds, pixels = next(reading)
                 yield seconds, torch.from_numpy(pixels).permute(2, 0, 1)
         except StopIteration as end:
-            if end.value:
-                what = "1 frame is" if end.value == 1 else f"{end.value} frames are"
+            self.missing = int(end.value)
+            if self.missing:
+                what = "1 frame is" if self.missing == 1 else f"{self.missing} frames are"
                 warnings.warn(f"texvlm: {self.path} is cut off or broken: {what} missing", stacklevel=3)
         finally:
             reading.close()
