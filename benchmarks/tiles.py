@@ -55,8 +55,7 @@ def chain(frame, stored):
     """What people write with OpenCV to know where something moved."""
     import cv2
 
-    difference = cv2.absdiff(frame, stored)
-    grey = cv2.cvtColor(difference, cv2.COLOR_BGR2GRAY) if difference.ndim == 3 else difference
+    grey = cv2.cvtColor(cv2.absdiff(frame, stored), cv2.COLOR_RGB2GRAY)
     mask = cv2.threshold(grey, 0, 255, cv2.THRESH_BINARY)[1]
     return cv2.resize(mask, (grey.shape[1] // TILE, grey.shape[0] // TILE), interpolation=cv2.INTER_AREA)
 
@@ -70,8 +69,9 @@ def table(bench: Bench, title: str, ring: list[torch.Tensor], fresh: bool) -> Ti
         US: lambda f: texvlm.dirty_tiles(f, stored["ours"], TILE),
         "cv2.absdiff": lambda f: cv2.absdiff(as_array(f), array),
         "texvlm, means of blocks over 2": lambda f: texvlm.dirty_tiles(f, stored["mean"], TILE, 2 / 255, "mean"),
-        "absdiff, grey, threshold, area": lambda f: chain(as_array(f), array),
     }
+    if array.ndim == 3:
+        calls["absdiff, grey, threshold, area"] = lambda f: chain(as_array(f), array)
     if fresh:
         calls["(the frame's copy alone)"] = lambda f: f
     return bench.compare(title, {name: in_turn(call, ring, fresh) for name, call in calls.items()}, seconds=1.5)

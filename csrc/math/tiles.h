@@ -112,7 +112,6 @@ struct TiledFrames {
 template <class T>
 struct LargestDifference {
   using Noted = typename Difference<T>::Size;
-  static constexpr bool kColoursTogether = true;
 
   TEXVLM_HD static Noted note(Noted noted, T a, T b) { return maximum(noted, Difference<T>::size(a, b)); }
   TEXVLM_HD static bool any_above(const Limits<T>& limits, const Noted* noted, int64_t count) {
@@ -132,7 +131,6 @@ struct LargestDifference {
 template <class T>
 struct MeanDifference {
   using Noted = typename Difference<T>::Signed;
-  static constexpr bool kColoursTogether = false;
 
   TEXVLM_HD static Noted note(Noted noted, T a, T b) { return static_cast<Noted>(noted + Difference<T>::of(a, b)); }
   // Sums of eight from each value on: more than are needed, by loops that vectorise.
@@ -156,8 +154,8 @@ struct MeanDifference {
   }
 };
 
-// Rows of tiles, each read from left to right, eight rows of pixels at a time; of those, only tiles not found yet. So memory is
-// read once, in the order in which it lies, and a tile that differs at once costs its copy.
+// Rows of tiles: memory is read in the order in which it lies, also where a tile is known to differ, until all of the row do.
+// What differs is then still in a cache.
 template <class T, class Measure>
 struct CompareTiles {
   using Noted = typename Measure::Noted;
@@ -173,64 +171,48 @@ struct CompareTiles {
     }
   }
 
-  // Up to eight rows of pixels from y on, of the tiles [first, last), none of which is dirty yet.
-  TEXVLM_HD void compare(int64_t b, int64_t y, int64_t rows, int64_t first, int64_t last, bool* found, Noted* noted) const {
-    Noted* const sums = noted + f.width * f.interleaved();
-    const int64_t colours = f.interleaved(), x = first * f.tile, width = minimum(f.width, last * f.tile) - x;
-    const int64_t runs = f.runs(), step_p = f.packed() ? 1 : f.frame.stride_x, step_q = f.packed() ? 1 : f.stored.stride_x;
-    for (int64_t c = 0; c < runs; ++c) {
-      if (c == 0 || !Measure::kColoursTogether) std::fill_n(noted, width * colours, Noted(0));
-      const T *p = &f.frame.at(b, c, y, x), *q = &f.stored.at(b, c, y, x);
-      for (int64_t r = 0; r < rows; ++r, p += f.frame.stride_y, q += f.stored.stride_y)
-        note(p, step_p, q, step_q, width * colours, noted);
-      if (Measure::kColoursTogether && c + 1 < runs) continue;
-      if (!Measure::prepare(f.limits, noted, sums, width * colours, colours)) continue;
-      for (int64_t t = first; t < last; ++t) {
-        const int64_t from = (t - first) * f.tile, at = from * colours;
-        found[t] |= Measure::exceeds(f.limits, noted + at, sums + at, minimum(f.tile, width - from), colours, rows);
-      }
-    }
+  // Up to eight rows of pixels of run c, from y on.
+  TEXVLM_HD void compare(int64_t b, int64_t c, int64_t y, int64_t rows, bool* found, Noted* noted) const {
+    const int64_t colours = f.interleaved(), count = f.width * colours;
+    const int64_t step_p = f.packed() ? 1 : f.frame.stride_x, step_q = f.packed() ? 1 : f.stored.stride_x;
+    Noted* const sums = noted + count;
+    std::fill_n(noted, count, Noted(0));
+    for (int64_t r = 0; r < rows; ++r)
+      note(&f.frame.at(b, c, y + r, 0), step_p, &f.stored.at(b, c, y + r, 0), step_q, count, noted);
+    if (!Measure::prepare(f.limits, noted, sums, count, colours)) return;
+    for (int64_t t = 0, x = 0; t < f.columns; ++t, x += f.tile)
+      found[t] = found[t] ||
+                 Measure::exceeds(f.limits, noted + x * colours, sums + x * colours, minimum(f.tile, f.width - x), colours, rows);
   }
 
-  // The tiles [first, last), rows [y, end) of pixels.
-  TEXVLM_HD void store(int64_t b, int64_t y, int64_t end, int64_t first, int64_t last) const {
+  // The tiles [first, last) of run c, rows [y, end) of pixels.
+  TEXVLM_HD void store(int64_t b, int64_t c, int64_t y, int64_t end, int64_t first, int64_t last) const {
     const int64_t x = first * f.tile, width = minimum(f.width, last * f.tile) - x;
-    const bool dense = f.packed() || (f.frame.stride_x == 1 && f.stored.stride_x == 1);
     for (; y < end; ++y) {
-      for (int64_t c = 0; c < f.runs(); ++c) {
-        const T* p = &f.frame.at(b, c, y, x);
-        T* q = &f.stored.at(b, c, y, x);
-        if (dense) {
-          std::memcpy(q, p, width * f.interleaved() * sizeof(T));
-        } else {
-          for (int64_t i = 0; i < width; ++i) q[i * f.stored.stride_x] = p[i * f.frame.stride_x];
-        }
+      const T* p = &f.frame.at(b, c, y, x);
+      T* q = &f.stored.at(b, c, y, x);
+      if (f.packed() || (f.frame.stride_x == 1 && f.stored.stride_x == 1)) {
+        std::memcpy(q, p, width * f.interleaved() * sizeof(T));
+      } else {
+        for (int64_t i = 0; i < width; ++i) q[i * f.stored.stride_x] = p[i * f.frame.stride_x];
       }
-    }
-  }
-
-  // body(first, last) for runs of tiles that are dirty, or are not.
-  template <class Body>
-  TEXVLM_HD void each_run(const bool* found, bool wanted, const Body& body) const {
-    for (int64_t first = 0; first < f.columns;) {
-      int64_t last = first;
-      while (last < f.columns && found[last] == wanted) ++last;
-      if (last > first) body(first, last);
-      first = last + 1;
     }
   }
 
   // noted: work memory, twice as many as a row has values.
   TEXVLM_HD void row(int64_t b, int64_t row, Noted* noted) const {
     bool* const found = dirty + (b * f.rows + row) * f.columns;
+    bool* const found_end = found + f.columns;
     const int64_t begin = row * f.tile, end = minimum(f.height, begin + f.tile);
-    std::fill_n(found, f.columns, false);
-    for (int64_t y = begin; y < end; y += kMeanBlock) {
-      each_run(found, false, [&](int64_t first, int64_t last) __attribute__((always_inline)) {
-        compare(b, y, minimum(kMeanBlock, end - y), first, last, found, noted);
-      });
+    std::fill(found, found_end, false);
+    for (int64_t c = 0; c < f.runs(); ++c)
+      for (int64_t y = begin; y < end && std::find(found, found_end, false) != found_end; y += kMeanBlock)
+        compare(b, c, y, minimum(kMeanBlock, end - y), found, noted);
+    for (const bool* first = std::find(found, found_end, true); first != found_end;) {
+      const bool* last = std::find(first, static_cast<const bool*>(found_end), false);
+      for (int64_t c = 0; c < f.runs(); ++c) store(b, c, begin, end, first - found, last - found);
+      first = std::find(last, static_cast<const bool*>(found_end), true);
     }
-    each_run(found, true, [&](int64_t first, int64_t last) __attribute__((always_inline)) { store(b, begin, end, first, last); });
   }
 };
 
