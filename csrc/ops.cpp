@@ -98,7 +98,7 @@ TORCH_LIBRARY(texvlm, m) {
 
   // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
   // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`
-  m.def("optical_flow(Tensor previous, Tensor current, int? finest=None) -> (Tensor, Tensor)", compliant);
+  m.def("optical_flow(Tensor previous, Tensor current, int? finest=None, Tensor? initial=None) -> (Tensor, Tensor)", compliant);
 
   // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W];
   // what is occluded is filled, or with fill = None stays where it is
