@@ -58,6 +58,7 @@ from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
 from texvlm.texture import Texture
 from texvlm.tiles import DirtyTiles, dirty_tiles
+from texvlm.video import VideoStream
 from texvlm.warping import motion, warp
 
 cmake_prefix_path = str(_Path(__file__).parent / "cmake")
@@ -96,6 +97,7 @@ __all__ = [
     "TensionBalancer",
     "Texture",
     "Tokens",
+    "VideoStream",
     "attention_map",
     "boundaries",
     "build_channels",
