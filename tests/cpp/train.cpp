@@ -102,6 +102,7 @@ void call_the_rest() {
                                  {"mean", "mean", "mean", "max", "mean"}};
   expect(texvlm::cell_features(channels, torch::arange(9).view({1, 9}), 16, 1, {"rms", "entropy"}, {3, 0}).size(2) == 2,
          "cell_features");
+  expect(std::get<2>(texvlm::dirty_tiles(image, torch::zeros_like(image))).item<int64_t>() == 2 * 2, "dirty_tiles");
   expect(texvlm::predict_cells(image).size(1) == 3 * 3, "predict_cells");
   expect(texvlm::pack_cells(image, torch::arange(4).view({1, 4}), 64, 64).size(1) == 16, "pack_cells");
   expect(std::get<0>(texvlm::quadtree_cut(torch::rand({1, 21}), 4, 4, 3, 5)).sum().item<int64_t>() == 5, "quadtree_cut");
