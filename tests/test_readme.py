@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import texvlm
+
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -16,8 +20,8 @@ def run(block: int) -> dict[str, Any]:
     return names
 
 
-def test_there_are_six_examples() -> None:
-    assert len(BLOCKS) == 6
+def test_there_are_seven_examples() -> None:
+    assert len(BLOCKS) == 7
 
 
 def test_first_example_gives_273_patches() -> None:
@@ -46,8 +50,16 @@ def test_training_example_learns_where_to_look() -> None:
     assert run(4)["error"] < 20  # by chance it would be about 90
 
 
-def test_qwen_example_pays_for_273_tokens() -> None:
+def test_video_example_computes_what_moved() -> None:
     names = run(5)
+    assert 0 < names["changed"] < 0.1 and names["kept"].count.tolist() == [64]
+    channels = [name for name in names["texture"].names if name not in ("motion", "saliency", "edge_distance")]
+    whole = texvlm.build_channels(names["frame"], channels=channels)
+    assert torch.equal(names["texture"].level(0)[:, [names["texture"].index(name) for name in channels]], whole.level(0))
+
+
+def test_qwen_example_pays_for_273_tokens() -> None:
+    names = run(6)
     assert (names["batch"]["input_ids"] == names["model"].config.image_token_id).sum() == 273
     assert len(names["batch"]["pixel_values"]) == 4 * 273
     assert (names["inputs"]["input_ids"] == names["model"].config.image_token_id).sum() == 2048

@@ -23,6 +23,7 @@ COMPANIONS = {  # distribution: what it is for
     "pillow": "reading pictures",
     "matplotlib": "drawing",
     "rich": "tables in the terminal",
+    "av": "reading and writing films",
     "scikit-image": "the demo's photograph, a peer in the benchmarks",
     "pytest": "the tests",
     "hypothesis": "the tests",
