@@ -131,7 +131,9 @@ def main() -> int:
     for name, gate in (("camera", 60), ("pan", 30)):
         with_decoding(bench, name, 30 if bench.quick else 150, gate)
     memory(bench, 200 if bench.quick else 2000)
-    return bench.finish("times as fast as a full recompute: " + ", ".join(f"{name} {ratio:.1f}" for name, ratio in ratios.items()))
+    return bench.finish(
+        "times as fast as a full recompute: " + ", ".join(f"{name} {ratio:.1f}" for name, ratio in ratios.items())
+    )
 
 
 if __name__ == "__main__":

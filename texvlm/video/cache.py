@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from texvlm.carrying import carry
 
 STILL_FADE = 0.125
 """Where less than this share of a cell is moved, in the mean, and yet most cells look otherwise, the picture fades."""
@@ -26,6 +26,8 @@ class CarryRule:
         residual: a cell is computed anew where residual > `residual` * (contrast + `floor`), the contrast being the standard deviation
             of appearance in the 3 x 3 cells around.
         floor: see `residual`, in [0, 1] units of colour: differences far below are what codecs and sensors add.
+        quiet: a cell whose appearance changed by less than this share of contrast + floor since the frame before does not move, whatever
+            the flow says: the flow of what codecs and sensors add to a still scene is none.
         occluded: a cell that moves is computed anew where more than this share of it is occluded, or its flow is not finite.
         mean: everything is, where the mean residual is larger: a cut.
         dirty: everything is, where more than this share of the cells would be.
@@ -39,6 +41,7 @@ class CarryRule:
 
     residual: float = 3 / 16
     floor: float = 4 / 255
+    quiet: float = 1 / 64
     occluded: float = 0.5
     mean: float = 16 / 255
     dirty: float = 0.5
@@ -105,7 +108,7 @@ class TemporalCache:
     def step(self, appearance: Tensor, flow: Tensor | None, occlusion: Tensor | None, still: Tensor) -> tuple[Tensor, str | None]:
         """Moves the values to where they lie in the next frame, and says which are to be computed anew.
 
-        Cells that are not computed though they were named are named again. A change of the grid, the batch, the dtype of the flow or the
+        Cells that are not computed though they were named are named again. A change of the grid, the batch or the
         device starts anew.
 
         Args:
@@ -124,32 +127,34 @@ class TemporalCache:
         Raises:
             ValueError: shapes that do not fit.
         """
-        self._check(appearance, flow, occlusion, still)
+        self._check(appearance, still)
         now = torch.nan_to_num(appearance.detach().float(), 0.0, 0.0, 0.0)
-        held = self._appearance
-        if self.values is None or held is None or held.shape != now.shape or held.device != now.device:
+        held, before, offset = self._appearance, self._now, self.offset
+        if held is not None and (held.shape != now.shape or held.device != now.device):
             self.reset()
-            self._now, self._age = now, torch.zeros(len(now), dtype=torch.int64, device=now.device)
+        self._now = now
+        if self.values is None:
+            self._age = torch.zeros(len(now), dtype=torch.int64, device=now.device)
             return torch.ones_like(still), "first"
-        shift, lost = self._shift(flow, occlusion, still)
-        if shift is None:
-            self.source = _identity(still)
-        else:
-            self._move(shift, still)
-        assert self._appearance is not None and self._age is not None
-        rule, self._now, self._age = self.rule, now, self._age + 1
-        residual = (now - self._appearance).abs().mean(1)
-        refresh = residual > rule.residual * (_contrast(now) + rule.floor)
-        if lost is not None:
-            refresh = refresh | lost
+        assert held is not None and before is not None and offset is not None and self._age is not None
+        rule = self.rule
+        field = None if flow is None else flow.detach().float()
+        moved = carry(
+            now, before, held, offset, still, field, occlusion, floor=rule.floor, quiet=rule.quiet, occluded=rule.occluded
+        )
+        self.source, self.offset, self._appearance, residual = moved
+        if flow is not None:
+            self.values = self.values.flatten(2).gather(2, _index(moved.source, self.values)).reshape(self.values.shape)
+        self._age = self._age + 1
+        refresh = residual[1] > rule.residual
         because = {
             "age": self._age >= rule.age,
-            "cut": residual.mean((1, 2)) > rule.mean,
+            "cut": residual[0].mean((1, 2)) > rule.mean,
             "dirty": refresh.float().mean((1, 2)) > rule.dirty,
         }
-        everything = torch.stack(list(because.values())).any(0)
+        everything = because["age"] | because["cut"] | because["dirty"]
         refresh = refresh | everything[:, None, None]
-        return refresh, None if refresh.is_cuda else _why(because, everything, shift)
+        return refresh, None if refresh.is_cuda else _why(because, everything, field, still)
 
     def fill(self, values: Tensor, refresh: Tensor) -> None:
         """Takes over values of the frame of the last `step`.
@@ -198,84 +203,22 @@ class TemporalCache:
     # ---- parts ----
 
     @staticmethod
-    def _check(appearance: Tensor, flow: Tensor | None, occlusion: Tensor | None, still: Tensor) -> None:
+    def _check(appearance: Tensor, still: Tensor) -> None:
         if appearance.dim() != 4:
             raise ValueError(f"appearance must be [B, A, rows, columns], got {list(appearance.shape)}")
         grid = (len(appearance), *appearance.shape[2:])
         if still.shape != grid or still.dtype != torch.bool:
             raise ValueError(f"still must be bool {list(grid)}, got {still.dtype} {list(still.shape)}")
-        if flow is not None and (flow.dim() != 4 or flow.shape[:2] != (grid[0], 2)):
-            raise ValueError(f"flow must be [{grid[0]}, 2, h, w], got {list(flow.shape)}")
-        if occlusion is not None and (flow is None or occlusion.shape != (grid[0], *flow.shape[2:])):
-            raise ValueError(f"occlusion must be [B, h, w] like the flow, got {list(occlusion.shape)}")
-
-    def _shift(self, flow: Tensor | None, occlusion: Tensor | None, still: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """By how many cells each cell came from elsewhere, (y, x), and where that is not known."""
-        if flow is None or (not still.is_cuda and bool(still.all())):
-            return None, None
-        rows, columns = still.shape[1:]
-        mean = F.adaptive_avg_pool2d(flow.detach().float(), (rows, columns))
-        shift = torch.stack([mean[:, 1] * (rows / flow.shape[2]), mean[:, 0] * (columns / flow.shape[3])], 1)
-        known = shift.isfinite().all(1)
-        if occlusion is not None:
-            known &= F.adaptive_avg_pool2d(occlusion[:, None].float(), (rows, columns))[:, 0] <= self.rule.occluded
-        return torch.where((still | ~shift.isfinite().all(1))[:, None], 0.0, shift), ~(known | still)
-
-    def _move(self, shift: Tensor, still: Tensor) -> None:
-        assert self.values is not None and self._appearance is not None and self.offset is not None
-        source, offset = _nearest(shift, self.offset)
-        # What is still keeps its value, though its neighbour's may lie nearer since something moved there.
-        self.source = torch.where(still, _identity(still), source)
-        self.offset = torch.where(still[:, None], self.offset, offset)
-        self.values, self._appearance = _gather(self.values, self.source), _gather(self._appearance, self.source)
 
 
-def _why(because: dict[str, Tensor], everything: Tensor, shift: Tensor | None) -> str | None:
+def _why(because: dict[str, Tensor], everything: Tensor, flow: Tensor | None, still: Tensor) -> str | None:
     if not bool(everything.all()):
         return None
     reason = next((name for name, where in because.items() if bool(where.all())), "dirty")
-    faint = shift is None or bool(shift.norm(dim=1).mean() < STILL_FADE)
+    cell = 1.0 if flow is None else (flow.shape[2] * flow.shape[3] / max(1, still[0].numel())) ** 0.5
+    faint = flow is None or bool(torch.nan_to_num(flow, 0.0, 0.0, 0.0).norm(dim=1).mean() < STILL_FADE * cell)
     return "fade" if reason == "dirty" and faint else reason
 
 
-def _identity(still: Tensor) -> Tensor:
-    return torch.arange(math.prod(still.shape[1:]), device=still.device).reshape(1, *still.shape[1:]).expand(still.shape)
-
-
-def _gather(planes: Tensor, source: Tensor) -> Tensor:
-    index = source.flatten(1)[:, None].expand(-1, planes.shape[1], -1)
-    return planes.flatten(2).gather(2, index).reshape(planes.shape)
-
-
-def _contrast(appearance: Tensor) -> Tensor:
-    """Standard deviation of the colours in the 3 x 3 cells around each, [B, rows, columns]."""
-    both = F.pad(torch.cat([appearance, appearance.square()], 1), (1, 1, 1, 1), mode="replicate")
-    mean, square = F.avg_pool2d(both, 3, 1).chunk(2, 1)
-    return (square - mean.square()).mean(1).clamp(min=0).sqrt()
-
-
-def _nearest(shift: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the 3 x 3 cells around the place that each cell came from, the one whose value lies nearest.
-
-    Args:
-        shift: [B, 2, rows, columns] cells, (y, x).
-        offset: alike, of the values.
-
-    Returns:
-        Which, int64 [B, rows, columns], and the new offset.
-    """
-    rows, columns = shift.shape[2:]
-    y, x = (torch.arange(n, device=shift.device, dtype=shift.dtype) for n in (rows, columns))
-    place_y, place_x = shift[:, 0] + y[:, None], shift[:, 1] + x
-    # Around the middle first, so that a tie leaves a value where it is.
-    steps = torch.tensor([(0, 0), *((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)], device=shift.device)
-    near_y = (place_y.round().clamp(0, rows - 1)[:, None] + steps[:, 0, None, None]).clamp(0, rows - 1)
-    near_x = (place_x.round().clamp(0, columns - 1)[:, None] + steps[:, 1, None, None]).clamp(0, columns - 1)
-    cell = (near_y * columns + near_x).long()  # [B, 9, rows, columns]
-    off_y, off_x = (
-        offset[:, i].flatten(1).gather(1, cell.flatten(1)).reshape(cell.shape) + near - place[:, None]
-        for i, (near, place) in enumerate(((near_y, place_y), (near_x, place_x)))
-    )
-    best = (off_y.square() + off_x.square()).argmin(1, keepdim=True)
-    source, *moved = (t.gather(1, best) for t in (cell, off_y, off_x))
-    return source[:, 0], torch.cat(moved, 1)
+def _index(source: Tensor, planes: Tensor) -> Tensor:
+    return source.flatten(1)[:, None].expand(-1, planes.shape[1], -1)

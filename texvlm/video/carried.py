@@ -61,14 +61,17 @@ class Carried:
         self.previous: dict[str, Tensor] = {}  # relevance and saliency of the frame before, as they lie in this one
         self.refreshed = 0
 
-    def step(self, picture: Tensor, luma: Tensor, local: Texture, dirty: Tensor, tile: int, saliency: Tensor | None) -> str | None:
+    def step(
+        self, picture: Tensor, luma: Tensor, local: Texture, dirty: Tensor, tile: int, saliency: Tensor | None
+    ) -> str | None:
         """Takes a frame that differs from the one before.
 
         Args:
             picture: [B, 3, H, W].
             luma: of it, [B, H, W].
             local: a texture of it with red, green and blue.
-            dirty: tiles that changed, of side `tile`.
+            dirty: bool [B, rows, columns], the tiles that changed.
+            tile: their side in pixels.
             saliency: the map of the frame before, [B, h, w], or None.
 
         Returns:
@@ -84,13 +87,16 @@ class Carried:
         self.luma = small
         pitch = (height / grid[0], width / grid[1])
         still = ~touched(dirty, tile, grid, pitch)
-        refresh, why = self.cache.step(self._appearance(local, grid), self.flow, self.occlusion, still)
+        appearance = self._appearance(local, grid)
+        refresh, why = self.cache.step(appearance, self.flow, self.occlusion, still)
         if saliency is not None and "previous_saliency" in self.wanted:
             self.previous["previous_saliency"] = self._moved(saliency)
         if self.embedding is not None:
             if "previous_relevance" in self.wanted and self.query is not None and self.cache.values is not None:
                 self.previous["previous_relevance"] = relevance(self.cache.values, self.query)
             self._refresh(picture, refresh, why, grid)
+        else:  # nothing but the rule is of use: what is lagged asks it
+            self.cache.fill(appearance, refresh)
         return why
 
     def age(self) -> None:

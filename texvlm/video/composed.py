@@ -69,7 +69,9 @@ class StreamTexture(Texture):
 pytree.register_pytree_node(StreamTexture, _flatten, _unflatten, serialized_type_name="texvlm.StreamTexture")
 
 
-def planar(picture: Tensor, local: Texture, names: Sequence[str], planes: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Texture:
+def planar(
+    picture: Tensor, local: Texture, names: Sequence[str], planes: Mapping[str, Tensor], meta: Mapping[str, Any]
+) -> Texture:
     """Channels with mips from planes [B, h, w] at any pitch; what has none is zero.
 
     Args:

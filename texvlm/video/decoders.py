@@ -100,6 +100,8 @@ class PyAV(Decoder):
             for frame in self._frames(container, stream, broken):
                 at = decoded / self.rate if frame.time is None else frame.time
                 begin = at if begin is None else begin
+                if decoded and at - begin < seconds:  # films one after the other in one file, each with a clock of its own
+                    begin = at - seconds - duration
                 seconds, duration = at - begin, float((frame.duration or 0) * (frame.time_base or 0)) or 1 / self.rate
                 if decoded % every == 0:
                     sideways = round(frame.rotation / 90) % 2 == 1

@@ -152,7 +152,7 @@ class VideoStream:
         moves = {*PREVIOUS, *HISTORIES} | (set() if exact else {*LAGGED, *(EMBEDDING if embedding else ()), "attention"})
         self._follow = not self._wanted.isdisjoint(moves) if follow is None else follow
         if self._follow:
-            self._wanted |= set(COLOURS)
+            self._wanted |= {*COLOURS, "motion"}  # for appearance, and for the plane of luma that motion keeps
         self._local = tuple(name for name in LOCAL if name in self._wanted) or ("red",)
         self._rule = rule or CarryRule(age=self.keyframe)
         self.reset()
@@ -205,7 +205,8 @@ class VideoStream:
         """
         start = time.perf_counter()
         picture, why = self._checked(frame)
-        points = {name: self._points(name, given, picture) for name, given in zip(HISTORIES, (fixations, gaze)) if given is not None}
+        given = {"fixation_history": ("fixations", fixations), "gaze_history": ("gaze", gaze)}
+        points = {name: self._points(argument, at, picture) for name, (argument, at) in given.items() if at is not None}
         centre = None if fixation is None else self._points("fixation", fixation, picture)[:, 0]
         if why is not None:
             number = self.stats.frame
@@ -218,8 +219,8 @@ class VideoStream:
         if centre is not None and (self._fixation is None or not torch.equal(self._fixation, centre)):
             self._fixation = centre
             why = why or ("fixation" if "eccentricity" in self._local else None)
-        for name, given in points.items():
-            self._carried.points[name].append(given)
+        for name, at in points.items():
+            self._carried.points[name].append(at)
         why = why or (None if delta_only else "asked")
         stats = VideoStats(self.stats.frame + 1, tiles=state.before.numel())
         self.stats = stats
@@ -275,7 +276,9 @@ class VideoStream:
         levels = level_count(height, width) if self.levels is None else self.levels
         rows = [_ROWS[name] for name in self._local]
         data = picture.new_empty((batch, texel_count(height, width, levels), len(rows)), dtype=dtype)
-        local = Texture.from_data(data, height, width, levels, [row.reducer for row in rows], self._local, self._notes(self._local))
+        local = Texture.from_data(
+            data, height, width, levels, [row.reducer for row in rows], self._local, self._notes(self._local)
+        )
         colours = features = None
         if "saliency" in self._wanted:
             colours, features = saliency_state(picture)
@@ -437,7 +440,13 @@ class VideoStream:
                 data = interleave([state.local, *([self._other(there)] if there else [])], needs)
                 whole = state.local
                 texture = Texture.from_data(
-                    data, whole.height, whole.width, whole.levels, [_ROWS[name].reducer for name in needs], needs, self._notes(needs)
+                    data,
+                    whole.height,
+                    whole.width,
+                    whole.levels,
+                    [_ROWS[name].reducer for name in needs],
+                    needs,
+                    self._notes(needs),
                 )
                 run = Run(texture, config, self.k, self.cell, self._vector(), memory)
             else:
