@@ -115,7 +115,20 @@ def test_cells_as_json(film: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_query_and_other_options(film: Path, tmp_path: Path) -> None:
-    argv = ("--json", tmp_path / "out.json", "--query", "seven", "--threshold", "4/255", "--tile", 16, "--limit", 3)
+    argv = (
+        "--json",
+        tmp_path / "out.json",
+        "--query",
+        "seven",
+        "--threshold",
+        "4/255",
+        "--measure",
+        "mean",
+        "--tile",
+        16,
+        "--limit",
+        3,
+    )
     assert run(film, *argv) == 0
     found = json.loads((tmp_path / "out.json").read_text())
     assert len(found["frames"]) == 3 and found["film"]["by"] == "query" and found["ended"] == "complete"

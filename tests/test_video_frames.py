@@ -148,6 +148,15 @@ def test_rotation_is_honoured(short: Path, backend: str) -> None:
     assert [tuple(frame.shape) for frame in frames(short, size=(20, 10), backend=backend)] == [(3, 20, 10)] * 12
 
 
+def test_films_one_after_the_other_have_one_size_and_one_clock(tmp_path: Path) -> None:
+    first = written(tmp_path / "first.ts", steps(6))
+    second = written(tmp_path / "second.ts", steps(4, 96, 80))
+    (tmp_path / "both.ts").write_bytes(first.read_bytes() + second.read_bytes())
+    seconds, found = zip(*frames(tmp_path / "both.ts").timed())
+    assert [tuple(frame.shape) for frame in found] == [(3, 48, 64)] * 10
+    assert seconds == pytest.approx([i / 25 for i in range(10)], abs=1e-3)
+
+
 def test_each_pass_begins_anew_and_closing_ends_all(short: Path) -> None:
     film = frames(short)
     first, second = iter(film), iter(film)

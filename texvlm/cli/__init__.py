@@ -231,10 +231,20 @@ def _add_video(commands: Any) -> None:
         type=fraction,
         default=0.0,
         metavar="X",
-        help="the largest difference that is no change, of 1: 0 computes anew whatever differs, 4/255 passes over noise (%(default)s)",
+        help="the difference that is no change, in [0, 1]: 0 computes anew whatever differs, 4/255 passes over noise (%(default)s)",
     )
     parser.add_argument(
-        "--tile", type=between(8, 256), default=32, metavar="PX", help="what is compared and computed (%(default)s)"
+        "--measure",
+        choices=("largest", "mean"),
+        default="largest",
+        help="of what: the largest difference of a value, or the mean of 8 x 8 pixels, which a sensor's noise hardly moves (%(default)s)",
+    )
+    parser.add_argument(
+        "--tile",
+        type=between(8, 256),
+        default=32,
+        metavar="PX",
+        help="side of what is compared and computed as a whole (%(default)s)",
     )
     parser.add_argument("--every", type=positive, metavar="N", help="each n-th frame only")
     parser.add_argument("--size", type=size, metavar="HxW", help="height x width to resize to, while decoding")

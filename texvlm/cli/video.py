@@ -143,6 +143,7 @@ def stream_for(args: argparse.Namespace, film: Any) -> Any:
             path=path,
             threshold=args.threshold,
             tile=args.tile,
+            measure=args.measure,
             query=query,
             embedding=embedding,
         )
