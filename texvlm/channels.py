@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Channel(NamedTuple):
-    """One row of `CHANNELS`: where it is, what it means, what values it takes, how texels become one on the next level, and how far
-    away a pixel may be that a texel of level 0 depends on (None: anywhere, or another source than the picture)."""
+    """One row of `CHANNELS`: where it is, what it means, what values it takes, how texels become one on the next level, its halo.
+
+    The halo is how far away a pixel may be that a texel of level 0 depends on; None: anywhere, or on something else than pictures.
+    """
 
     index: int  # type: ignore[assignment]  # the tuple method of this name gives way to the field that the table documents
     name: str

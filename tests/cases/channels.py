@@ -57,7 +57,60 @@ def flat(dtype, g):
     return torch.full((1, 3, 9, 12), 0.25, dtype=dtype), held(dtype), 4, [], []
 
 
+def changed_tiles(g, image, tile, share=0.3):
+    """Tiles that are dirty, and the picture with other values in them."""
+    (batch, _, h, w), other = image.shape, rand(g, *image.shape)
+    tiles = torch.rand(batch, -(-h // tile), -(-w // tile), generator=g) < share
+    other = (other * 255).to(torch.uint8) if image.dtype == torch.uint8 else other.to(image.dtype)
+    inside = tiles.repeat_interleave(tile, 1).repeat_interleave(tile, 2)[:, None, :h, :w]
+    return tiles, torch.where(inside, other, image)
+
+
+def updated(h, w, channels, tile=8, batch=2, bytes=False, levels=None, fixed=False, first=False):
+    """The state after two pictures, made by the reference, and a third one."""
+
+    def make(dtype, g):
+        from texvlm import reference
+
+        count, ids = texvlm.level_count(h, w) if levels is None else levels, held(dtype, channels)
+        image = rand(g, batch, 3, h, w, dtype=dtype)
+        image = (image * 255).to(torch.uint8) if bytes else image
+        fixation = rand(g, batch, 2, dtype=coords(image.dtype)) if fixed else None
+        data = torch.zeros(batch, texvlm.pyramid.texel_count(h, w, count), len(ids), dtype=dtype)
+        planes = torch.zeros(4, batch, h, w, dtype=coords(image.dtype))
+        before, then = changed_tiles(g, image, tile)
+        dirty, now = changed_tiles(g, then, tile)
+        if not first:
+            reference.update_channels(data, planes, image, before, before, ids, count, tile, fixation, True)
+            reference.update_channels(data, planes, then, before, before, ids, count, tile, fixation)
+        return data, planes, now, dirty, before, ids, count, tile, fixation, first
+
+    return make
+
+
+def reference_update(data, planes, *rest):
+    from texvlm import reference
+
+    reference.update_channels(data, planes, *rest)
+    return data, planes
+
+
+LOCAL = list(texvlm.LOCAL)
 CASES = [
+    *(
+        Case("update_channels", label, make, reference=reference_update, mutates=(0, 1), atol=5e-5)
+        for label, make in [
+            ("all-33x47", updated(33, 47, LOCAL, fixed=True)),
+            ("first", updated(20, 25, LOCAL, first=True)),
+            ("bytes-64x81", updated(64, 81, LOCAL, tile=16, batch=3, bytes=True)),
+            ("contrast-50x70", updated(50, 70, [4, 1], tile=16)),
+            ("motion-40x9", updated(40, 9, [7])),
+            ("passes-1x60", updated(1, 60, [6, 5])),
+            ("edge-one-level", updated(40, 44, [3, 0], levels=1)),
+            ("large-tiles", updated(30, 20, LOCAL, tile=64, batch=4)),
+            ("empty-batch", updated(16, 16, LOCAL, batch=0)),
+        ]
+    ),
     Case(
         "build_channels",
         "minimal-9x12",
@@ -102,7 +155,37 @@ CASES = [
 ]
 
 image = torch.rand(1, 3, 8, 8)
+mask = torch.ones(1, 1, 1, dtype=torch.bool)
+
+
+def state(channels=(0, 3), data=torch.float32, planes=torch.float32, masks=(mask, mask), tile=8, picture=image):
+    """Arguments of update_channels."""
+    return (
+        torch.zeros(1, 85, len(channels), dtype=data),
+        torch.zeros(4, 1, 8, 8, dtype=planes),
+        picture,
+        *masks,
+        list(channels),
+        4,
+        tile,
+    )
+
+
 BAD = [
+    Bad(
+        "update_channels",
+        "global",
+        lambda: state((0, 8)),
+        "channels must be of those that pixels nearby decide: 0 to 7 and 9 to 11",
+    ),
+    Bad("update_channels", "twice", lambda: state((3, 3)), "channels must be distinct"),
+    Bad("update_channels", "bfloat16-x", lambda: state((9,), torch.bfloat16), "data must be float32, float64 or float16 for"),
+    Bad("update_channels", "planes", lambda: state(planes=torch.float64), "planes must be Float .the arithmetic's., got Double"),
+    Bad("update_channels", "tile", lambda: state(tile=7), "tile must be from 8 to .*got 7"),
+    Bad("update_channels", "mask", lambda: state(masks=(mask, mask.expand(1, 2, 1))), "before must be .*got .1, 2, 1."),
+    Bad("update_channels", "mask-dtype", lambda: state(masks=(mask.int(), mask)), "dirty must be Bool, got Int"),
+    Bad("update_channels", "size", lambda: state(picture=torch.rand(1, 3, 8, 9)), r"data must be \[B, T, C\]"),
+    Bad("update_channels", "batch", lambda: state(picture=torch.rand(2, 3, 8, 8)), r"data must be \[B, T, len\(channels\)\]"),
     Bad(
         "build_channels",
         "grey",

@@ -47,11 +47,23 @@ def reference_backward(grad, h, w, reducer, levels, data=None):
     return torch.autograd.grad(out, picture, grad, create_graph=grad.requires_grad)[0].to(coords(grad.dtype))
 
 
-def reference_update(data, h, w, reducer, levels, rects=None):
-    """Rectangles cover all that changed in these cases, so the whole chain is the answer."""
+def touched(h, w, c, reducer, batch=2, rects=None, tile=0):
+    """A pyramid that is wrong above level 0, so that it shows which texels are written."""
+
+    def make(dtype, g):
+        data, *shape = packed(h, w, c, reducer, batch)(dtype, g)
+        data[:, h * w :] = -1
+        tiles = torch.rand(batch, -(-h // tile), -(-w // tile), generator=g) < 0.2 if tile else None
+        return data, *shape, rects if rects is None else torch.tensor(rects), tiles, tile
+
+    return make
+
+
+def reference_update(data, *rest):
     from texvlm import reference
 
-    return reference.generate_mipmaps(data[:, : h * w].unflatten(1, (h, w)).permute(0, 3, 1, 2), reducer, levels)
+    reference.update_mipmaps(data, *rest)
+    return data
 
 
 CASES = [
@@ -78,6 +90,18 @@ CASES = [
     Case("generate_mipmaps_backward", "mean", packed(7, 6, 3, ["mean"]), grads=(0,), reference=reference_backward),
     Case("update_mipmaps", "mean", packed(7, 6, 3, ["mean"]), reference=reference_update, mutates=(0,)),
     Case("update_mipmaps", "max", packed(8, 6, 40, ["max"]), reference=reference_update, mutates=(0,)),
+    *(
+        Case("update_mipmaps", label, touched(*shape, **where), reference=reference_update, mutates=(0,))
+        for label, shape, where in [
+            ("rects", (19, 22, 3, ["mean"]), {"rects": [[2, 3, 9, 11], [5, 7, 12, 22], [18, 0, 19, 1], [4, 4, 4, 9]]}),
+            ("no-rects", (9, 8, 2, ["mean"]), {"rects": [[1, 1, 1, 1]]}),
+            ("tiles-8", (53, 71, 3, ["mean"]), {"tile": 8}),
+            ("tiles-mixed", (45, 37, 13, ["mean", "max", "min"] * 4 + ["mode"]), {"tile": 8}),
+            ("tiles-16", (70, 129, 1, ["mean"]), {"tile": 16, "batch": 3}),
+            ("tiles-narrow", (1, 60, 9, ["max"]), {"tile": 8}),
+            ("tiles-large", (20, 30, 4, ["mean"]), {"tile": 64, "batch": 5}),
+        ]
+    ),
 ]
 
 data = torch.zeros(1, 21, 3)
@@ -113,6 +137,20 @@ BAD = [
     Bad("update_mipmaps", "T", lambda: (data, 4, 5, ["mean"], 3), r"data must be \[B, T, C\] = \[\*, 25, \*\], got \[1, 21, 3\]"),
     Bad("update_mipmaps", "strided", lambda: (torch.zeros(1, 21, 6)[..., ::2], 4, 4, ["mean"], 3), "data must be contiguous"),
     Bad("update_mipmaps", "rects", lambda: (data, 4, 4, ["mean"], 3, torch.tensor([[0, 0, 5, 4]])), "rects must be inside 4 x 4"),
+    Bad(
+        "update_mipmaps",
+        "both",
+        lambda: (data, 4, 4, ["mean"], 3, torch.zeros(1, 4).long(), torch.ones(1, 1, 1).bool(), 8),
+        "give rects or tiles, not both",
+    ),
+    Bad("update_mipmaps", "tile", lambda: (data, 4, 4, ["mean"], 3, None, torch.ones(1, 1, 1).bool(), 4), "tile must be from 8"),
+    Bad(
+        "update_mipmaps",
+        "tiles",
+        lambda: (data, 4, 4, ["mean"], 3, None, torch.ones(1, 2, 1).bool(), 8),
+        r"tiles must be \[B, ceil\(H / tile\), ceil\(W / tile\)\] = \[1, 1, 1\], got \[1, 2, 1\]",
+    ),
+    Bad("update_mipmaps", "tiles-dtype", lambda: (data, 4, 4, ["mean"], 3, None, torch.ones(1, 1, 1), 8), "tiles must be Bool"),
     Bad("update_mipmaps", "rects-dtype", lambda: (data, 4, 4, ["mean"], 3, torch.zeros(1, 4)), "rects must be Long"),
     Bad("generate_mipmaps_backward", "no-data", lambda: (data, 4, 4, ["max"], 3), "data .the pyramid. is needed"),
 ]

@@ -46,6 +46,11 @@ def contrast_edge(light: Tensor) -> Tensor:
     borders replicated; min(1, |Sobel n| / CONTRAST_SCALE). The standard deviation has gradient 0 at 0, the
     result above 1.
     """
+    return (sobel(normalised(light)) / CONTRAST_SCALE).clamp(max=1)
+
+
+def normalised(light: Tensor) -> Tensor:
+    """Return (I - mean) / (std + CONTRAST_EPS) of `[B, H, W]`; see `contrast_edge`."""
     height, width = light.shape[1:]
     side = 2 * CONTRAST_RADIUS + 1
     padded = replicate(light, CONTRAST_RADIUS)
@@ -57,8 +62,7 @@ def contrast_edge(light: Tensor) -> Tensor:
     variance = torch.zeros_like(light)
     for value in box:
         variance = variance + (value - mean) ** 2
-    normalised = (light - mean) / (sqrt0(variance / side**2) + CONTRAST_EPS)
-    return (sobel(normalised) / CONTRAST_SCALE).clamp(max=1)
+    return (light - mean) / (sqrt0(variance / side**2) + CONTRAST_EPS)
 
 
 def low_pass(light: Tensor) -> Tensor:
@@ -183,3 +187,46 @@ def build_channels(
         dtype = image.dtype if image.is_floating_point() else torch.float32
     stacked = torch.stack([plane(channel) for channel in channels], dim=1)
     return generate_mipmaps(stacked, [CHANNEL_REDUCERS[channel] for channel in channels], levels, dtype)
+
+
+@torch.no_grad()
+def update_channels(
+    data: Tensor,
+    planes: Tensor,
+    image: Tensor,
+    dirty: Tensor,
+    before: Tensor,
+    channels: Sequence[int],
+    levels: int,
+    tile: int,
+    fixation: Tensor | None = None,
+    first: bool = False,
+) -> None:
+    """Replace the texture of local channels, and the planes, of the picture before by those of this one.
+
+    Args:
+        data: `[B, T, len(channels)]`, replaced.
+        planes: `[4, B, H, W]`: luma, edge, contrast-normalised luma and motion of the picture before; those that
+            the channels need are replaced.
+        image: `[B, 3, H, W]`, float or uint8.
+        dirty: bool `[B, rows, columns]`: tiles in which the pictures differ.
+        before: the same of the picture before and the one before that.
+        channels: of 0 to 7 and 9 to 11.
+        levels: of the texture.
+        tile: side of a tile.
+        fixation: `[B, 2]` in uv.
+        first: there is no picture before.
+
+    Convention: all is computed anew; the masks only say what an implementation may leave as it is.
+    """
+    wanted, light = set(channels), luma(rgb_planes(image))
+    if 7 in wanted:
+        planes[3] = 0 if first else (light - planes[0]).abs()
+    if wanted & {3, 4, 5, 6, 7}:
+        planes[0] = light
+    if 3 in wanted:
+        planes[1] = edge(light)
+    if 4 in wanted:
+        planes[2] = normalised(light)
+    given = ([planes[3][:, None]], [7]) if 7 in wanted else ([], [])
+    data.copy_(build_channels(image, channels, levels, *given, dtype=data.dtype, fixation=fixation))

@@ -212,7 +212,14 @@ def _touched(begin: int, end: int, size: int) -> tuple[int, int]:
 
 @torch.no_grad()
 def update_mipmaps(
-    data: Tensor, height: int, width: int, reducer: Sequence[str], levels: int, rects: Tensor | None = None
+    data: Tensor,
+    height: int,
+    width: int,
+    reducer: Sequence[str],
+    levels: int,
+    rects: Tensor | None = None,
+    tiles: Tensor | None = None,
+    tile: int = 0,
 ) -> None:
     """Rebuild in place the levels above a level 0 that is already in the buffer.
 
@@ -224,7 +231,15 @@ def update_mipmaps(
         levels: of the texture.
         rects: int64 `[R, 4]` of (y0, x0, y1, x1), half-open, in texels of level 0 and inside it; only texels
             that depend on one of them are written. None: all.
+        tiles: instead of rects, bool `[B, ceil(H / tile), ceil(W / tile)]`.
+        tile: side of a tile.
     """
+    if tiles is not None:
+        for b, rows in enumerate(tiles):
+            places = rows.nonzero() * tile
+            ends = torch.minimum(places + tile, places.new_tensor([height, width]))
+            update_mipmaps(data[b : b + 1], height, width, reducer, levels, torch.cat([places, ends], 1))
+        return
     names = channel_reducers(reducer, data.shape[2])
     views = split_levels(data, height, width, levels)
     boxes = [(0, 0, height, width)] if rects is None else [tuple(r) for r in rects.tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -217,23 +218,68 @@ def saliency(image: Tensor, previous: Tensor | None = None) -> Tensor:
     normalization", 2012.
     """
     dtype = image.dtype if image.is_floating_point() else torch.float32
-    planes = rgb_planes(image)
-    height, width = planes.shape[2:]
+    height, width = image.shape[2:]
+    fine, base = _levels(height, width)
+    now, before = colour_level(image, fine), None if previous is None else colour_level(previous, fine)
+    length = _map(generate_mipmaps(colour_features(now, before), ["mean"], base - fine + 1), now.shape[2:], base - fine)
+    return upsample(length[..., None], height, width)[..., 0].to(dtype)
+
+
+def _levels(height: int, width: int) -> tuple[int, int]:
+    """Return the level that gradients are taken from, and the level of the map."""
     last = level_count(height, width) - 1
     base = min(last, max(FINEST, last - level_count(TOP_SIDE, 1) + 1))
-    fine = max(0, base - FINEST)
+    return max(0, base - FINEST), base
 
-    def at_fine(picture: Tensor) -> Tensor:
-        texture = generate_mipmaps(picture, ["mean"], fine + 1)
-        return split_levels(texture, height, width, fine + 1)[fine].permute(0, 3, 1, 2)
 
-    features = colour_features(at_fine(planes), None if previous is None else at_fine(rgb_planes(previous)))
-    h, w = features.shape[2:]
-    levels = base - fine + 1
-    feature = split_levels(generate_mipmaps(features, ["mean"], levels), h, w, levels)[-1]
+def colour_level(picture: Tensor, level: int) -> Tensor:
+    """Return a level of a picture's colours, `[B, 3, h, w]`."""
+    planes = rgb_planes(picture)
+    height, width = planes.shape[2:]
+    texture = generate_mipmaps(planes, ["mean"], level + 1)
+    return split_levels(texture, height, width, level + 1)[level].permute(0, 3, 1, 2)
+
+
+def _map(features: Tensor, size: Sequence[int], level: int) -> Tensor:
+    """Return the map `[B, h, w]` from the pyramid of the features, whose finest level is of this size."""
+    feature = split_levels(features, size[0], size[1], level + 1)[level]
     feature = torch.cat([srgb_to_lab(feature[..., :3]), feature[..., 3:]], dim=-1)
     steps = [feature.permute(0, 3, 1, 2)]
     for k in range(SCALES):
         steps.append(atrous(steps[-1], 2**k))
-    length = sqrt0(torch.stack([rarity(steps[c] - steps[s]) for c, s in PAIRS]).sum(0).clamp(min=0)).to(planes.dtype)
-    return upsample(_over_maximum(length)[..., None], height, width)[..., 0].to(dtype)
+    return _over_maximum(
+        sqrt0(torch.stack([rarity(steps[c] - steps[s]) for c, s in PAIRS]).sum(0).clamp(min=0)).to(features.dtype)
+    )
+
+
+def _as_planes(texture: Tensor) -> Tensor:
+    """Return `[B, T, C]` as textures `[B C, T, 1]` of one channel."""
+    return texture.transpose(1, 2).reshape(-1, texture.shape[1], 1)
+
+
+@torch.no_grad()
+def update_saliency(
+    image: Tensor, colours: Tensor, features: Tensor, dirty: Tensor, before: Tensor, tile: int, first: bool = False
+) -> Tensor:
+    """Compute the map of a picture, `[B, h, w]`, and replace what is remembered of the one before.
+
+    Args:
+        image: `[B, 3, H, W]`, float or uint8.
+        colours: `[3 B, T, 1]`, levels 1 to `fine` of the picture before (level 0 where that is all there is).
+        features: `[7 B, T', 1]`, the pyramid of its features.
+        dirty: bool `[B, rows, columns]`: tiles in which the pictures differ.
+        before: the same of the picture before and the one before that.
+        tile: side of a tile.
+        first: there is no picture before.
+
+    Convention: all is computed anew; the masks only say what an implementation may leave as it is.
+    """
+    height, width = image.shape[2:]
+    fine, base = _levels(height, width)
+    now, texture = colour_level(image, fine), generate_mipmaps(rgb_planes(image), ["mean"], fine + 1)
+    count = now.shape[2] * now.shape[3]
+    old = None if first else colours[:, -count:].reshape(now.shape).clone()
+    colours.copy_(_as_planes(texture[:, height * width :] if fine > 0 else texture))
+    pyramid = generate_mipmaps(colour_features(now, old), ["mean"], base - fine + 1)
+    features.copy_(_as_planes(pyramid))
+    return _map(pyramid, now.shape[2:], base - fine)
