@@ -62,6 +62,8 @@ struct LevelFlow {
   FlowGrid grid{};
   int64_t stride = 0;  // pixels of the level between nodes
   Tensor planes;
+  int64_t height = 0, width = 0;  // of the level
+  bool given = false;
 };
 
 FlowFound found_in(const Tensor& planes) {  // [5, 2 B, rows, columns]
@@ -108,9 +110,10 @@ LevelFlow search_level(const Tensor& data, const Levels& levels, int level, cons
                               0.f,
                               0.f,
                               1.f,
-                              1.f};
+                              1.f,
+                              coarse.given};
   if (coarse.grid.u) {
-    const int64_t ch = levels.height[level + 1], cw = levels.width[level + 1];
+    const int64_t ch = coarse.height, cw = coarse.width;
     search.scale_y = over(h, ch), search.scale_x = over(w, cw);
     search.coarse_y = over(ch, h * coarse.stride * coarse.grid.rows),
     search.coarse_x = over(cw, w * coarse.stride * coarse.grid.columns);
@@ -121,12 +124,26 @@ LevelFlow search_level(const Tensor& data, const Levels& levels, int level, cons
     flow = smoothed(search.out, pass, directions, device);
     search.coarse = flow.grid;  // the next turn begins where this one ended
     search.coarse_y = over(1, rows * pass.stride), search.coarse_x = over(1, columns * pass.stride);
-    search.scale_y = search.scale_x = 1.f;
+    search.scale_y = search.scale_x = 1.f, search.given = false;
   }
+  flow.height = h, flow.width = w;
   return flow;
 }
 
-std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current, std::optional<int64_t> finest) {
+// What the search begins with, from a flow [B, 2, h, w] in pixels of its own grid.
+LevelFlow given_flow(const Tensor& initial) {
+  const int64_t batch = initial.size(0), height = initial.size(2), width = initial.size(3);
+  LevelFlow to{{}, 1, new_tensor({2, 2 * batch, height, width}, at::kFloat, initial.device()), height, width, true};
+  float* const u = pointer<float>(to.planes);
+  float* const v = u + to.planes.stride(0);
+  for_each_pixel<FlowGiven, float>(initial.device(), {batch, 0, height, 0, width}, Work{1, 4}, image_view<const float>(initial),
+                                   u, v, batch, height, width);
+  to.grid = {u, v, static_cast<int>(height), static_cast<int>(width)};
+  return to;
+}
+
+std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current, std::optional<int64_t> finest,
+                                        Maybe initial) {
   const char* op = "optical_flow";
   check_picture(op, "current", current);
   check_picture(op, "previous", previous);
@@ -135,6 +152,12 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
   check_dtype(op, "previous", previous, current.scalar_type(), " (as current)");
   check_same_device(op, "previous", previous, current);
   TEXVLM_CHECK(finest.value_or(0) >= 0, op, "finest", "a level, 0 or more", *finest);
+  if (initial) {
+    check_shape(op, "initial", *initial, "[B, 2, h, w]", {current.size(0), 2, -1, -1});
+    check_dtype(op, "initial", *initial, at::kFloat, "");
+    check_same_device(op, "initial", *initial, current);
+    TEXVLM_CHECK(initial->size(2) >= 1 && initial->size(3) >= 1, op, "initial", "of at least 1 x 1", shape_of(*initial));
+  }
   const int64_t batch = current.size(0), height = current.size(2), width = current.size(3);
   const c10::Device device = current.device();
   Tensor flow = new_tensor({batch, 2, height, width}, at::kFloat, device),
@@ -143,10 +166,15 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
 
   const FlowLevels levels = flow_levels(height, width, finest);
   const Tensor data = luma_pyramid(previous, current, levels.table);
+  const auto is_coarse = [&](int level) { return std::max(levels.table.height[level], levels.table.width[level]) < kCoarseSide; };
   LevelFlow found;
-  for (int level = levels.table.count - 1; level >= levels.finest; --level) {
-    const int64_t side = std::max(levels.table.height[level], levels.table.width[level]);
-    const FlowPass& pass = level == levels.finest ? kFinestPass : side < kCoarseSide ? kCoarsePass : kMiddlePass;
+  int coarsest = levels.table.count - 1;
+  if (initial) {  // it has what coarse levels, which cost up to a half, would find
+    found = given_flow(*initial);
+    while (coarsest > levels.finest && is_coarse(coarsest)) --coarsest;
+  }
+  for (int level = coarsest; level >= levels.finest; --level) {
+    const FlowPass& pass = level == levels.finest ? kFinestPass : is_coarse(level) ? kCoarsePass : kMiddlePass;
     found = search_level(data, levels.table, level, pass, found);
   }
   const FlowGrid& grid = found.grid;

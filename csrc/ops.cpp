@@ -10,9 +10,10 @@ TORCH_LIBRARY(texvlm, m) {
   const std::vector<at::Tag> compliant = {at::Tag::pt2_compliant_tag};
 #define TEXVLM_TEXTURE "SymInt height, SymInt width, str[] reducer, int levels"
 
-  // tiles: frame and reference [B, C, H, W] (any strides; uint8 or floating point) -> dirty bool [B, ceil(H / tile), ceil(W / tile)]:
-  // tiles in which a value, or for measure "mean" the mean of a block of 8 x 8, differs by more than the threshold (of uint8, times
-  // 255); tiles int64 [B, rows * columns]: these, row-major, then -1; count int64 [B]. reference gets the frame's values there
+  // tiles: frame and reference [B, C, H, W] (any strides; uint8 or floating point) -> dirty bool [B, ceil(H / tile), ceil(W /
+  // tile)]: tiles in which a value, or for measure "mean" the mean of a block of 8 x 8, differs by more than the threshold (of
+  // uint8, times 255); tiles int64 [B, rows * columns]: these, row-major, then -1; count int64 [B]. reference gets the frame's
+  // values there
   m.def(
       "dirty_tiles(Tensor frame, Tensor(a!) reference, int tile, float threshold=0., str measure=\"largest\") "
       "-> (Tensor dirty, Tensor tiles, Tensor count)",
@@ -23,7 +24,8 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("generate_mipmaps_backward(Tensor grad, " TEXVLM_TEXTURE ", Tensor? data=None) -> Tensor", compliant);
   // rects int64 [R, 4] on the CPU: (y0, x0, y1, x1), half-open, in level-0 texels; or tiles bool [B, ceil(H / tile),
   // ceil(W / tile)] beside data; without either, everything
-  m.def("update_mipmaps(Tensor(a!) data, " TEXVLM_TEXTURE ", Tensor? rects=None, Tensor? tiles=None, int tile=0) -> ()", compliant);
+  m.def("update_mipmaps(Tensor(a!) data, " TEXVLM_TEXTURE ", Tensor? rects=None, Tensor? tiles=None, int tile=0) -> ()",
+        compliant);
 
   // gl: the levels above 0 by the graphics driver, reducer mean; float32 and float16 texels (uint8 is divided by 255)
   m.def("generate_mipmaps_gl(Tensor image, int levels, ScalarType? dtype=None) -> Tensor", compliant);
@@ -97,7 +99,8 @@ TORCH_LIBRARY(texvlm, m) {
       compliant);
 
   // flow: previous, current [B, 3, H, W] -> flow from current to previous, float32 [B, 2, H, W] in pixels (x, y), and where the
-  // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`
+  // current picture shows what the previous one does not, bool [B, H, W]; searched down to level `finest`, beginning at the flow
+  // `initial` [B, 2, h, w], in pixels of its own grid
   m.def("optical_flow(Tensor previous, Tensor current, int? finest=None, Tensor? initial=None) -> (Tensor, Tensor)", compliant);
 
   // warping: planes [B, C, H, W], flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w] -> [B, C, H, W];
@@ -112,6 +115,15 @@ TORCH_LIBRARY(texvlm, m) {
   m.def(
       "motion_backward(Tensor grad, Tensor image, Tensor previous, Tensor? flow, Tensor? occlusion, *, bool[3] mask) "
       "-> (Tensor grad_image, Tensor grad_previous, Tensor grad_flow)",
+      compliant);
+
+  // carrying: appearance of cells now, before, and of the values held [B, A, rows, columns]; offset [B, 2, rows, columns] (y, x)
+  // of the values in cells; still bool [B, rows, columns]; flow [B, 2, h, w] in pixels of its own grid, occlusion bool [B, h, w]
+  //   -> source int64 [B, rows, columns], offset and held after the move, residual [2, B, rows, columns]
+  m.def(
+      "carry(Tensor now, Tensor before, Tensor held, Tensor offset, Tensor still, Tensor? flow=None, Tensor? occlusion=None, "
+      "float floor=0.01568627450980392, float quiet=0.015625, float occluded=0.5) "
+      "-> (Tensor source, Tensor offset_after, Tensor held_after, Tensor residual)",
       compliant);
 
   // history: points [B, P, 2] uv, weights [B, P], sigma of the longer side, base [B, H, W]

@@ -179,6 +179,27 @@ def test_threads_do_not_matter() -> None:
         assert torch.equal(flow, results[0][0]) and torch.equal(occlusion, results[0][1])
 
 
+@pytest.mark.parametrize("grid", [(180, 320), (45, 80), (1, 1)])
+def test_a_search_that_begins_at_the_flow_finds_it(grid) -> None:
+    picture = texture(180, 320)
+    truth = torch.tensor([-21.0, 9.5])[None, :, None, None].expand(1, 2, 180, 320).contiguous()
+    current = moved(picture, truth)
+    initial = interpolate(truth, grid, mode="area") * torch.tensor([grid[1] / 320, grid[0] / 180])[:, None, None]
+    flow, occlusion = texvlm.optical_flow(picture, current, initial=initial)
+    assert end_point_error(flow, truth) < 0.2
+    assert occlusion[0][inside(truth)].float().mean() < 0.03
+
+
+def test_a_search_may_begin_at_what_is_wrong() -> None:
+    picture = texture(180, 320)
+    for initial in ((6.0, -4.0), (float("nan"), 1.0), (1e30, -1e30), (40.0, 30.0)):
+        begun = torch.tensor(initial)[None, :, None, None].expand(1, 2, 180, 320)
+        flow, _ = texvlm.optical_flow(picture, picture, initial=begun)
+        assert flow.isfinite().all() and flow.norm(dim=1).median() < 0.05
+    small = torch.rand(1, 3, 3, 5)
+    assert texvlm.optical_flow(small, small, initial=torch.full((1, 2, 1, 1), 3.0))[0].isfinite().all()
+
+
 def test_it_says_that_it_has_no_gradient() -> None:
     picture = texture(32, 32).requires_grad_()
     flow, _ = texvlm.optical_flow(picture, texture(32, 32))

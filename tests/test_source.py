@@ -33,6 +33,7 @@ STAGES = [
     "salience",
     "flow",
     "warping",
+    "carrying",
     "history",
     "superpixel",
     "text",

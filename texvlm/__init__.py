@@ -12,6 +12,7 @@ from texvlm import _ext as _ext
 from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.allocator import Allocator, Information, Participation, Perspective, TensionBalancer
+from texvlm.carrying import Carried, carry
 from texvlm.cascade import compact, select, topk
 from texvlm.channels import (
     CHANNELS,
@@ -80,6 +81,7 @@ __all__ = [
     "MINIMAL",
     "PCA",
     "Allocator",
+    "Carried",
     "CascadeConfig",
     "Channel",
     "ClipEmbedding",
@@ -103,6 +105,7 @@ __all__ = [
     "build_channels",
     "build_info",
     "cached_bytes",
+    "carry",
     "cell_features",
     "channel_planes",
     "cmake_prefix_path",

@@ -212,9 +212,10 @@ struct FlowSearch {
   int level, stride;
   int64_t batch;
   FlowFound out;
-  FlowGrid coarse;           // of the level before, or of this one's last turn; u is null at the coarsest level
+  FlowGrid coarse;           // of the level before, of this one's last turn, or what is given; u is null where there is none
   float coarse_y, coarse_x;  // from pixels of this level to units of the coarser grid in [0, 1]
   float scale_y, scale_x;    // from pixels of the coarser level to pixels of this one
+  bool given;                // what is given may be wrong: that nothing moves is a candidate too
 
   TEXVLM_HD LumaLevel picture(int64_t b) const {
     return {luma.texel(b, level, 0, 0), static_cast<int>(luma.levels.height[level]), static_cast<int>(luma.levels.width[level])};
@@ -238,11 +239,11 @@ struct FlowSearch {
       const float first_u = u, first_v = v;
       float least = -1.f;
       const int64_t first = direction * coarse.nodes();
-      for (int k = 1; k < 9; k += 2) {  // above, left, right, below
+      for (int k = 1; k < (given ? 11 : 9); k += 2) {  // above, left, right, below; still
         const int ci = clamp(place.near_y + k / 3 - 1, 0, coarse.rows - 1),
                   cj = clamp(place.near_x + k % 3 - 1, 0, coarse.columns - 1);
         const int64_t c = first + static_cast<int64_t>(ci) * coarse.columns + cj;
-        const float cu = coarse.u[c] * scale_x, cv = coarse.v[c] * scale_y;
+        const float cu = k < 9 ? coarse.u[c] * scale_x : 0.f, cv = k < 9 ? coarse.v[c] * scale_y : 0.f;
         if ((cu - first_u) * (cu - first_u) + (cv - first_v) * (cv - first_v) < kApart * kApart) continue;
         if ((cu - u) * (cu - u) + (cv - v) * (cv - v) < kApart * kApart) continue;
         if (least < 0.f) least = FlowFit(patch, target, static_cast<float>(y) + v, static_cast<float>(x) + u).error;
@@ -314,6 +315,23 @@ struct FlowSmooth {
 #endif
     for (int64_t x = in.begin; x < in.end; ++x) solve(first + x, up, down, 1, 1);
     for (int64_t x = in.end; x < x1; ++x) (*this)(d, y, x, 0, 1);
+  }
+};
+
+// What is given as the flow of B directions, as nodes of 2 B: backwards it is the opposite, at the same place. What is not finite
+// is 0, and nothing comes from farther than a picture.
+template <class T, int C>
+struct FlowGiven {
+  ImageView<const T> flow;
+  T *u, *v;
+  int64_t batch, height, width;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const T fx = flow.at(b, 0, y, x), fy = flow.at(b, 1, y, x), h = static_cast<T>(height), w = static_cast<T>(width);
+    const bool known = finite(fx) && finite(fy);
+    const int64_t here = (b * height + y) * width + x, back = ((b + batch) * height + y) * width + x;
+    u[here] = known ? clamp(fx, -w, w) : T(0), v[here] = known ? clamp(fy, -h, h) : T(0);
+    u[back] = -u[here], v[back] = -v[here];
   }
 };
 

@@ -26,6 +26,20 @@ def strided(dtype, g):
     return channels_last[..., ::2], current[..., ::2], None
 
 
+def begun(h, w, grid, finest=None, batch=1, holes=False):
+    """Shifted, and begun at about the right flow, in pixels of its own grid."""
+
+    def make(dtype, g):
+        previous, current, _ = shifted(h, w, batch=batch, move=(2, 3))(dtype, g)
+        scale = torch.tensor([grid[1] / w, grid[0] / h]).reshape(1, 2, 1, 1)
+        initial = (torch.tensor([-2.7, -1.6]).reshape(1, 2, 1, 1) * scale).expand(batch, 2, *grid).contiguous()
+        if holes:
+            initial[0, 1, 0, 0], initial[0, 0, 1, 2] = float("nan"), float("inf")
+        return previous, current, finest, initial
+
+    return make
+
+
 def not_finite(dtype, g):
     previous, current, _ = shifted(30, 30)(dtype, g)
     previous[0, 1, 20, 4], current[0, 0, 9, 9] = float("nan"), float("inf")
@@ -43,6 +57,10 @@ CASES = [
     Case("optical_flow", "not-finite", not_finite, dtypes=ONE, atol=0.02),
     Case("optical_flow", "3x70", shifted(3, 70, move=(0, 1)), dtypes=ONE, atol=0.02),
     Case("optical_flow", "one-pixel", shifted(1, 1), dtypes=ONE, atol=0.02),
+    Case("optical_flow", "initial", begun(40, 52, (40, 52)), dtypes=ONE, atol=0.02),
+    Case("optical_flow", "initial-other-grid", begun(61, 70, (7, 9), batch=2), dtypes=ONE, atol=0.02),
+    Case("optical_flow", "initial-finest-1", begun(64, 48, (16, 12), finest=1), dtypes=ONE, atol=0.02),
+    Case("optical_flow", "initial-not-finite", begun(40, 40, (10, 10), holes=True), dtypes=ONE, atol=0.02),
     Case("optical_flow", "empty-batch", shifted(20, 20, batch=0), dtypes=ONE, atol=0.02),
 ]
 
@@ -72,4 +90,16 @@ BAD = [
     ),
     Bad("optical_flow", "zero-size", lambda: (pictures(1, 3, 0, 8), pictures(1, 3, 0, 8)), "height and width must be at least 1"),
     Bad("optical_flow", "finest", lambda: (pictures(1, 3, 8, 8), pictures(1, 3, 8, 8), -1), "finest must be a level"),
+    Bad(
+        "optical_flow",
+        "initial",
+        lambda: (pictures(1, 3, 8, 8), pictures(1, 3, 8, 8), None, pictures(2, 2, 8, 8)),
+        r"initial must be \[B, 2, h, w\]",
+    ),
+    Bad(
+        "optical_flow",
+        "initial-dtype",
+        lambda: (pictures(1, 3, 8, 8), pictures(1, 3, 8, 8), None, pictures(1, 2, 8, 8, dtype=torch.float64)),
+        "initial must be Float",
+    ),
 ]

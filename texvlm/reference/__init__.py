@@ -5,8 +5,9 @@ are torch's own autograd. All functions work in float64 and float32 on any devic
 float32 and rounded where they are stored.
 """
 
+from .carrying import carry
 from .cascade import Selection, compact, select, select_topk
-from .channels import build_channels
+from .channels import build_channels, update_channels
 from .distance import distance_transform
 from .embedding import principal_axes, project, relevance
 from .features import cell_features
@@ -23,7 +24,7 @@ from .perturbation import perturbed_topk
 from .prediction import predict_cells
 from .pyramid import generate_mipmaps, level_count, level_table, texel_count, update_mipmaps
 from .quadtree import quadtree_cut
-from .salience import saliency
+from .salience import saliency, update_saliency
 from .sample import sample_lod
 from .soft_selection import soft_topk
 from .superpixel import boundaries, superpixel_channels, superpixels
@@ -35,6 +36,7 @@ __all__ = [
     "Selection",
     "boundaries",
     "build_channels",
+    "carry",
     "cell_features",
     "compact",
     "dirty_tiles",
@@ -70,6 +72,8 @@ __all__ = [
     "superpixels",
     "texel_count",
     "text_regions",
+    "update_channels",
     "update_mipmaps",
+    "update_saliency",
     "warp",
 ]

@@ -101,7 +101,7 @@ class Patches:
         return residual.square().sum((2, 3)), (self.dx * residual).sum((2, 3)), (self.dy * residual).sum((2, 3))
 
 
-def begin(patches: Patches, target: Tensor, prior: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def begin(patches: Patches, target: Tensor, prior: Tensor, y: Tensor, x: Tensor, given: bool) -> tuple[Tensor, Tensor]:
     """Return where each patch begins: the prior `[2, D, rows, columns]` at its node, or that of a prior node around if it fits better.
 
     Args:
@@ -110,6 +110,7 @@ def begin(patches: Patches, target: Tensor, prior: Tensor, y: Tensor, x: Tensor)
         prior: flows in pixels of this level.
         y: `[D, N]` the nodes, in units of the prior's grid.
         x: likewise.
+        given: the prior was not found in these pictures: that nothing moves is tried too.
     """
     rows, columns = prior.shape[2:]
     first_u, first_v = u, v = read_nodes(prior, y, x)
@@ -117,9 +118,13 @@ def begin(patches: Patches, target: Tensor, prior: Tensor, y: Tensor, x: Tensor)
     place_y, place_x = ((p * n - 0.5) for p, n in ((y, rows), (x, columns)))
     # Half-way, and beyond the border, the nearest node is the one before: the weight of the next must be larger.
     near_y, near_x = ((p - 0.5).ceil().clamp(0, n - 1) for p, n in ((place_y, rows), (place_x, columns)))
+    candidates = []
     for k in range(1, 9, 2):  # above, left, right, below
         at = (near_y + k // 3 - 1).clamp(0, rows - 1).long() * columns + (near_x + k % 3 - 1).clamp(0, columns - 1).long()
-        cu, cv = (plane.flatten(1).gather(1, at) for plane in prior)
+        candidates.append([plane.flatten(1).gather(1, at) for plane in prior])
+    if given:
+        candidates.append([torch.zeros_like(u)] * 2)
+    for cu, cv in candidates:
         apart = torch.minimum((cu - first_u) ** 2 + (cv - first_v) ** 2, (cu - u) ** 2 + (cv - v) ** 2) >= APART**2
         error = patches.fit(target, cu, cv)[0]
         better = apart & (error < least)
@@ -169,13 +174,17 @@ def smooth(found: Tensor, precision: tuple[Tensor, Tensor, Tensor], how: Pass) -
     return flow
 
 
-def optical_flow(previous: Tensor, current: Tensor, finest: int | None = None) -> tuple[Tensor, Tensor]:
+def optical_flow(
+    previous: Tensor, current: Tensor, finest: int | None = None, initial: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the flow from the current to the previous picture, and where it has nothing to point at.
 
     Args:
         previous: `[B, C, H, W]`, C of 1, 3 or 4, float or uint8.
         current: of the same shape.
         finest: the mip level down to which is searched.
+        initial: `[B, 2, h, w]`, (x, y) in pixels of its own grid: what the search begins with, backwards its opposite. Levels
+            shorter than COARSE_SIDE are left out then.
 
     Returns:
         flow, float32 `[B, 2, H, W]`, (x, y) in pixels, and occlusion, bool `[B, H, W]`. Not differentiable.
@@ -197,7 +206,15 @@ def optical_flow(previous: Tensor, current: Tensor, finest: int | None = None) -
         count += 1
     finest = min(int(max(height, width) > FULL_SIZE) if finest is None else finest, count - 1)
     levels = [p[..., 0] for p in split_levels(generate_mipmaps(both[:, None], ["mean"], count), height, width, count)]
-    prior = None
+    prior, given = None, initial is not None
+    above: tuple[int, ...] = ()
+    if initial is not None:
+        above = (0, *initial.shape[2:])
+        limit = torch.tensor([above[2], above[1]])[:, None, None]
+        field = torch.where(initial.isfinite().all(1, keepdim=True), initial.double().clamp(-limit, limit), 0.0).transpose(0, 1)
+        prior = torch.cat([field, -field], 1)
+        while count - 1 > finest and max(levels[count - 1].shape[1:]) < COARSE_SIDE:
+            count -= 1
     extent = (1.0, 1.0)  # of the prior's grid, over the picture: the last node may stand for less than a stride
     for level in range(count - 1, finest - 1, -1):
         target = levels[level]
@@ -212,18 +229,19 @@ def optical_flow(previous: Tensor, current: Tensor, finest: int | None = None) -
         )
         node_y, node_x = (((k + 0.5) * how.stride / n).expand(2 * batch, -1) for k, n in ((i, h), (j, w)))
         if prior is not None:
-            above = levels[level + 1].shape
             prior = prior * torch.tensor([w / above[2], h / above[1]]).double()[:, None, None, None]
         for _ in range(how.searches):
             u = v = torch.zeros(2 * batch, rows * columns, dtype=torch.float64)
             if prior is not None:
-                u, v = begin(patches, target, prior, node_y / extent[0], node_x / extent[1])
+                u, v = begin(patches, target, prior, node_y / extent[0], node_x / extent[1], given)
+            given = False
             u, v, error = search(patches, target, u, v)
             shape = (2 * batch, rows, columns)
             precision = 1 / (error / PATCH**2 + NOISE)
             matrix = [(m * precision).reshape(shape) for m in (patches.xx, patches.xy, patches.yy)]
             prior = smooth(torch.stack([u.reshape(shape), v.reshape(shape)]), (matrix[0], matrix[1], matrix[2]), how)
             extent = (rows * how.stride / h, columns * how.stride / w)
+        above = target.shape
     assert prior is not None
     scale = torch.tensor([width / levels[finest].shape[2], height / levels[finest].shape[1]]).double()
     prior = prior * scale[:, None, None, None]

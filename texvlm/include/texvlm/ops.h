@@ -77,12 +77,14 @@ inline Texture generate_mipmaps(const Tensor& image, std::vector<std::string> re
   return {std::move(data), height, width, levels, std::move(reducer)};
 }
 
-// Builds the levels above the level 0 that is in the buffer, whole or inside rects int64 [R, 4] (y0, x0, y1, x1). In place, no
-// gradient.
-inline void update_mipmaps(const Texture& t, const std::optional<Tensor>& rects = std::nullopt) {
-  using Signature = void(const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, const std::optional<Tensor>&);
+// Builds the levels above the level 0 that is in the buffer: whole, inside rects int64 [R, 4] (y0, x0, y1, x1) on the CPU, or
+// inside tiles bool [B, ceil(H / tile), ceil(W / tile)]. In place, no gradient.
+inline void update_mipmaps(const Texture& t, const std::optional<Tensor>& rects = std::nullopt,
+                           const std::optional<Tensor>& tiles = std::nullopt, int64_t tile = 32) {
+  using Signature = void(const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, const std::optional<Tensor>&,
+                         const std::optional<Tensor>&, int64_t);
   static const auto op = detail::op<Signature>("texvlm::update_mipmaps");
-  op.call(t.data, t.height, t.width, detail::names(t.reducer), t.levels, rects);
+  op.call(t.data, t.height, t.width, detail::names(t.reducer), t.levels, rects, tiles, tile);
 }
 
 // The same by the graphics driver (OpenGL): float32, float16 or uint8, reducer mean. Differentiable where the driver's filter is
@@ -189,12 +191,25 @@ inline Tensor saliency(const Tensor& image, const std::optional<Tensor>& previou
   return op.call(image, previous);
 }
 
-// previous, current [B, 3, H, W] -> flow from current to previous [B, 2, H, W] in pixels, occlusion bool [B, H, W]. No gradient.
+// The map of saliency [B, h, w] of the next picture, whose colours [3 B, T, 1] and features [7 B, T', 1] are brought up to date
+// in place where dirty, bool [B, ceil(H / tile), ceil(W / tile)], says that it changed, and before, that the one before had;
+// first: from nothing. No gradient.
+inline Tensor update_saliency(const Tensor& image, const Tensor& colours, const Tensor& features, const Tensor& dirty,
+                              const Tensor& before, int64_t tile = 32, bool first = false) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, bool);
+  static const auto op = detail::op<Signature>("texvlm::update_saliency");
+  return op.call(image, colours, features, dirty, before, tile, first);
+}
+
+// previous, current [B, 3, H, W] -> flow from current to previous [B, 2, H, W] in pixels, occlusion bool [B, H, W]; the search
+// begins at initial [B, 2, h, w], in pixels of its own grid. No gradient.
 inline std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& current,
-                                               std::optional<int64_t> finest = std::nullopt) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::optional<int64_t>);
+                                               std::optional<int64_t> finest = std::nullopt,
+                                               const std::optional<Tensor>& initial = std::nullopt) {
+  using Signature =
+      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::optional<int64_t>, const std::optional<Tensor>&);
   static const auto op = detail::op<Signature>("texvlm::optical_flow");
-  return op.call(previous, current, finest);
+  return op.call(previous, current, finest, initial);
 }
 
 // planes [B, C, H, W] as they lie now: out(p) = planes(p + flow(p)); flow [B, 2, h, w]. What is occluded is filled, or
@@ -212,6 +227,21 @@ inline Tensor motion(const Tensor& image, const Tensor& previous, const std::opt
   using Signature = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&);
   static const auto op = detail::op<Signature>("texvlm::motion");
   return op.call(image, previous, flow, occlusion);
+}
+
+// Which cell's value each cell takes over from the frame before: appearance now, before and when the values were computed [B, A,
+// rows, columns], offset [B, 2, rows, columns] of the values in cells, still bool [B, rows, columns], flow [B, 2, h, w] -> source
+// int64 [B, rows, columns], offset, held appearance, residual [2, B, rows, columns]. No gradient.
+inline std::tuple<Tensor, Tensor, Tensor, Tensor> carry(const Tensor& now, const Tensor& before, const Tensor& held,
+                                                        const Tensor& offset, const Tensor& still,
+                                                        const std::optional<Tensor>& flow = std::nullopt,
+                                                        const std::optional<Tensor>& occlusion = std::nullopt,
+                                                        double floor = 4. / 255, double quiet = 1. / 64, double occluded = 0.5) {
+  using Signature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                               const Tensor&, const std::optional<Tensor>&,
+                                                               const std::optional<Tensor>&, double, double, double);
+  static const auto op = detail::op<Signature>("texvlm::carry");
+  return op.call(now, before, held, offset, still, flow, occlusion, floor, quiet, occluded);
 }
 
 // min(1, keep base + sum of Gaussians): points [B, P, 2] uv, weights [B, P], sigma of the longer side, base [B, H, W] -> [B, H,
@@ -269,6 +299,18 @@ inline Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int6
   static const auto op = detail::op<Signature>("texvlm::build_channels");
   if (levels == 0 && image.dim() == 4) levels = level_count(image.size(2), image.size(3));
   return op.call(image, channels, levels, given, given_channels, dtype, previous, fixation);
+}
+
+// Brings data [B, T, len(channels)] of local channels (0 to 7, 9 to 11) and planes [4, B, H, W], luma, edge, contrast-normalised
+// luma and motion, up to the next picture, in place, where dirty, bool [B, ceil(H / tile), ceil(W / tile)], says that it changed,
+// and before, that the one before had; first: from nothing. No gradient.
+inline void update_channels(const Tensor& data, const Tensor& planes, const Tensor& image, const Tensor& dirty,
+                            const Tensor& before, at::IntArrayRef channels, int64_t levels, int64_t tile = 32,
+                            const std::optional<Tensor>& fixation = std::nullopt, bool first = false) {
+  using Signature = void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, int64_t,
+                         int64_t, const std::optional<Tensor>&, bool);
+  static const auto op = detail::op<Signature>("texvlm::update_channels");
+  op.call(data, planes, image, dirty, before, channels, levels, tile, fixation, first);
 }
 
 // ---- soft selection ----
