@@ -1,7 +1,7 @@
 """How much faster is a texture brought up to the next frame, tile by tile, than built anew?
 
-720p, uint8 in, float32 texels out; two frames that differ in the dirty tiles alone take turns. A blob moves on by a tile, so that motion returns
-to 0 behind it; scattered tiles flicker in place. Full builds have the frame before as `previous`.
+720p, uint8 in, float32 texels out; two frames that differ in the dirty tiles alone take turns. A blob moves on by a tile, so that motion
+returns to 0 behind it; scattered tiles flicker in place. Full builds have the frame before as `previous`.
 """
 
 from __future__ import annotations
