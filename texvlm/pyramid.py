@@ -37,7 +37,7 @@ def level_table(height: int, width: int, levels: int) -> list[tuple[int, int, in
     """(offset, height, width) of each level; the offset counts texels of the packed buffer [B, T, C]."""
     table, offset = [], 0
     for level in range(levels):
-        h, w = torch.sym_max(1, height >> level), torch.sym_max(1, width >> level)
+        h, w = (max(1, n >> level) if isinstance(n, int) else torch.sym_max(1, n >> level) for n in (height, width))
         table.append((offset, h, w))
         offset = offset + h * w
     return table

@@ -81,19 +81,24 @@ def planar(
         planes: by channel; "embedding" is [B, 16, h, w].
         meta: of the texture.
     """
+    rows = [ROWS[name] for name in names]
+    reducers = [row.reducer for row in rows]
+    whole = planes.get(names[0]) if len(names) == 1 else None
+    if whole is not None and whole.shape[1:] == picture.shape[2:] and whole.dtype != torch.float64:
+        data = ops.generate_mipmaps(whole[:, None], reducers, local.levels, local.data.dtype)  # nothing to enlarge or interleave
+        return Texture.from_data(data, local.height, local.width, local.levels, reducers, names, meta)
     given, ids = [], []
     for name, plane in planes.items():
         channels = EMBEDDING if name == "embedding" else (name,)
         if not set(channels).isdisjoint(names):
             given.append(plane if plane.dim() == 4 else plane[:, None])
             ids += [ROWS[channel].index for channel in channels]
-    rows = [ROWS[name] for name in names]
     for row in rows:  # not the op's own formula
         if row.index not in ids:
             given.append(picture.new_zeros((len(picture), 1, 1, 1), dtype=torch.float32))
             ids.append(row.index)
     data = ops.build_channels(picture, [row.index for row in rows], local.levels, given, ids, local.data.dtype, None, None)
-    return Texture.from_data(data, local.height, local.width, local.levels, [row.reducer for row in rows], names, meta)
+    return Texture.from_data(data, local.height, local.width, local.levels, reducers, names, meta)
 
 
 def interleave(sources: Sequence[Texture], names: Sequence[str], out: Tensor | None = None) -> Tensor:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from texvlm.features import cell_features, parse_term, term_channels
+from texvlm._ext import acc_dtype, ops
+from texvlm.channel_sources import COLOURS, EMBEDDING
+from texvlm.features import LIGHTS, cell_features, parse_term
 from texvlm.paths import CascadeConfig
+from texvlm.pyramid import level_count
 from texvlm.selection import Selection
 from texvlm.stages import Run
 from texvlm.texture import Texture
-from texvlm.video.grids import touched
-
-FINE_LOD = 2.0
-"""Features at coarser levels than this are read anew: a sample there reaches far, and there is one of each cell."""
+from texvlm.video.grids import touched_within
 
 
 class Known(NamedTuple):
@@ -41,27 +42,29 @@ class CellCache:
     def margin(self, samples: int, terms: Sequence[str], halo: int) -> float:
         """How far from a cell, in pixels, lies what its features are made of.
 
-        A texel of level l is made of less than 2^(l + 2) pixels along an axis, odd sizes included, and a sample blends its neighbours;
-        the residual compares with the cells beside.
+        A sample of level l blends texels at most 1.5 texels away, which are at most 2^(l + 1) pixels apart, odd sizes included, and made
+        of as many pixels: together less than 2^(l + 3). The residual, and the entropy of one sample, look at the cells beside.
         """
-        lod = max(0.0, torch.tensor(self.cell / samples).log2().ceil().item())
-        beside = self.cell if "residual" in terms else 0
-        return halo + beside + (2 if lod == 0 else 2.0 ** (lod + 3))
+        lod = max(0, math.ceil(math.log2(self.cell / samples)))
+        beside = self.cell if not {"residual", "entropy"}.isdisjoint(terms) else 0
+        return halo + beside + (2 if lod == 0 else 2 << (lod + 2))
 
     def touch(self, dirty: Tensor, tile: int, halo: int) -> None:
         """What is near a dirty tile is no longer known; `halo`: how far a texel of level 0 looks."""
-        for (samples, terms), known in self.known.items():
-            margin = self.margin(samples, terms, halo)
-            near = touched(dirty, tile, self.grid, (self.cell, self.cell), margin)
-            known.valid.logical_and_(~near.flatten(1))
+        if not self.known:
+            return
+        margins = tuple(self.margin(samples, terms, halo) for samples, terms in self.known)
+        near = touched_within(dirty, tile, self.grid, (self.cell, self.cell), margins).flatten(2)
+        for known, reached in zip(self.known.values(), near):
+            known.valid.masked_fill_(reached, False)
 
     def read(self, texture: Texture, cells: Tensor, terms: Sequence[str], samples: int) -> Tensor:
         """`cell_features` of a texture [B, n, terms], computed only where they are not known."""
-        if texture.data.is_cuda or self.cell / samples > 2**FINE_LOD:  # a GPU would have to say how many are missing
+        if texture.data.is_cuda:  # it would have to say how many are missing
             return cell_features(texture, cells, terms, self.cell, samples)
         key, (batch, count) = (samples, tuple(terms)), (len(texture.data), self.grid[0] * self.grid[1])
         if key not in self.known:
-            fresh = texture.data.new_empty((batch, count, len(terms)), dtype=_feature_dtype(texture))
+            fresh = texture.data.new_empty((batch, count, len(terms)), dtype=acc_dtype(texture.data.dtype))
             self.known[key] = Known(fresh, torch.zeros(batch, count, dtype=torch.bool))
         values, valid = self.known[key]
         inside = cells.clamp(min=0)
@@ -76,8 +79,45 @@ class CellCache:
         return torch.where((cells >= 0)[..., None], found, torch.nan)
 
 
-def _feature_dtype(texture: Texture) -> torch.dtype:
-    return torch.float64 if texture.data.dtype == torch.float64 else torch.float32
+class MapMeans:
+    """The term "mean:saliency" of all cells from the small map of saliency, without the plane that is enlarged from it, and its mips.
+
+    Enlarging, mips and the mean over a cell's samples are linear, and each is a product of one axis's weights and the other's: so the
+    means are rows @ map @ columns. The weights are found by sending unit vectors through the very ops. Up to rounding in float32 the
+    result is that of `cell_features`.
+
+    Args:
+        shape: (h, w) of the map.
+        size: (height, width) of the picture.
+        cell: side of a cell in pixels.
+        levels: of the texture that a full recompute would have.
+    """
+
+    def __init__(self, shape: tuple[int, int], size: tuple[int, int], cell: int, levels: int) -> None:
+        self.shape, self.size, self.cell, self.levels = shape, size, cell, levels
+        self.axes: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def knows(self, samples: int) -> bool:
+        """Whether the samples lie on one level: blending two is no product."""
+        lod = math.log2(self.cell / samples)
+        return lod == int(lod) and lod < self.levels
+
+    def _weights(self, axis: int, samples: int) -> Tensor:
+        units = torch.eye(self.shape[axis])
+        plane = ops.enlarge(units[..., None], self.size[axis], 1)
+        texture = Texture(plane[:, None], levels=min(self.levels, level_count(self.size[axis], 1)), names=["saliency"])
+        cells = torch.arange(-(-self.size[axis] // self.cell)).expand(len(units), -1)
+        lod = min(math.log2(self.cell / samples), texture.levels - 1)
+        assert lod == int(lod)
+        return cell_features(texture, cells, ["mean:saliency"], self.cell, samples)[..., 0]
+
+    def read(self, plane: Tensor, samples: int) -> Tensor:
+        """The means [B, N] of the cells of a map [B, h, w]."""
+        if samples not in self.axes:
+            rows, columns = self._weights(0, samples), self._weights(1, samples)
+            self.axes[samples] = (rows.T.contiguous().to(plane.device), columns.to(plane.device))
+        rows, columns = self.axes[samples]
+        return (rows @ plane.float() @ columns).flatten(1)
 
 
 class StreamRun(Run):
@@ -86,6 +126,7 @@ class StreamRun(Run):
     Args:
         local: the channels that are kept up to date texel by texel.
         others: a function that gives a texture of the other channels that are named.
+        saliency: the map of saliency [B, h, w] and what reads it, where it may be read directly, or None.
         cache: features of `local`.
         config, k, cell, query, memory: as in `Run`.
     """
@@ -94,6 +135,7 @@ class StreamRun(Run):
         self,
         local: Texture,
         others: Callable[[Sequence[str]], Texture],
+        saliency: tuple[Tensor, MapMeans] | None,
         cache: CellCache,
         config: CascadeConfig,
         k: int,
@@ -102,13 +144,16 @@ class StreamRun(Run):
         memory: Selection | None,
     ) -> None:
         super().__init__(local, config, k, cell, query, memory)
-        self.others, self.cache = others, cache
+        self.others, self.saliency, self.cache = others, saliency, cache
 
     def features(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Tensor:
         """As of `Run`, from where each channel is kept."""
         here = [term for term in terms if _reads(term) <= set(self.texture.names)]
-        there = [term for term in terms if term not in here]
         parts = {}
+        if self.saliency is not None and "mean:saliency" in terms and self.saliency[1].knows(samples):
+            means = self.saliency[1].read(self.saliency[0], samples)
+            parts["mean:saliency"] = means.gather(1, cells.clamp(min=0)) if cells.shape[1] < self.total else means
+        there = [term for term in terms if term not in here and term not in parts]
         if here:
             parts |= zip(here, self.cache.read(self.texture, cells, here, samples).unbind(-1))
         if there:
@@ -118,11 +163,5 @@ class StreamRun(Run):
 
 
 def _reads(term: str) -> set[str]:
-    from texvlm.channel_sources import COLOURS, EMBEDDING
-    from texvlm.features import LIGHTS
-
     what, channel = parse_term(term)
     return set(COLOURS) if what in LIGHTS else set(EMBEDDING) if what == "cosine" else {channel}
-
-
-__all__ = ["CellCache", "StreamRun", "term_channels"]

@@ -30,7 +30,7 @@ from texvlm.video.composed import ROWS as _ROWS
 from texvlm.video.composed import StreamTexture, channel_notes, interleave, planar
 from texvlm.video.lagged import LAGGED, Lagged
 from texvlm.video.results import VideoStats, VideoTokens
-from texvlm.video.scoring import CellCache, StreamRun
+from texvlm.video.scoring import CellCache, MapMeans, StreamRun
 from texvlm.video.seen import Seen
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class _State:
     map: Tensor | None  # saliency
     before: Tensor  # tiles that were dirty one frame ago
     cells: CellCache
+    means: MapMeans | None  # of the map, by cells
     seen: Seen
     any_before: bool = True
     fresh: bool = True  # no frame has been taken in
@@ -292,6 +293,7 @@ class VideoStream:
             None,
             torch.ones((batch, *tiles), dtype=torch.bool, device=picture.device),
             CellCache(self.cell, grid),
+            None,
             Seen(batch, grid, self.cell, (height, width), picture.device),
         )
 
@@ -335,6 +337,8 @@ class VideoStream:
         if state.colours is not None:
             with self._timed("saliency"):
                 state.map = ops.update_saliency(picture, state.colours, state.features, dirty, before, self.tile, first)
+            if state.means is None and state.local.data.dtype == torch.float32:
+                state.means = MapMeans(tuple(state.map.shape[1:]), tuple(picture.shape[2:]), self.cell, state.local.levels)
         both = dirty | before
         with self._timed("cells"):
             state.cells.touch(both, self.tile, max(_ROWS[name].halo or 0 for name in self._local))
@@ -450,7 +454,10 @@ class VideoStream:
                 )
                 run = Run(texture, config, self.k, self.cell, self._vector(), memory)
             else:
-                run = StreamRun(state.local, self._other, state.cells, config, self.k, self.cell, self._vector(), memory)
+                saliency = None if state.map is None or state.means is None else (state.map, state.means)
+                run = StreamRun(
+                    state.local, self._other, saliency, state.cells, config, self.k, self.cell, self._vector(), memory
+                )
             selection = run.mixed() if config.scale == "mixed" else run.cells()
         self._selected, self._memory = (self._content, selection), selection
         return selection
