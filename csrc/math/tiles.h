@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "texture.h"
 
@@ -25,7 +26,7 @@ struct Difference {
     return finite(value) ? value : Acc<T>(0);
   }
   TEXVLM_HD static Signed of(T a, T b) { return counted(a) - counted(b); }
-  TEXVLM_HD static Size size(Signed d) { return d < 0 ? -d : d; }
+  TEXVLM_HD static Size size(Signed d) { return std::abs(d); }
   TEXVLM_HD static Size size(T a, T b) { return size(of(a, b)); }
 };
 template <>
@@ -115,9 +116,11 @@ struct LargestDifference {
 
   TEXVLM_HD static Noted note(Noted noted, T a, T b) { return maximum(noted, Difference<T>::size(a, b)); }
   TEXVLM_HD static bool any_above(const Limits<T>& limits, const Noted* noted, int64_t count) {
-    Noted most = 0;
-    for (int64_t j = 0; j < count; ++j) most = maximum(most, noted[j]);
-    return most > limits.of(1);
+    using Flag = std::conditional_t<sizeof(Noted) == 8, uint64_t, std::conditional_t<sizeof(Noted) == 4, uint32_t, uint8_t>>;
+    const Noted limit = static_cast<Noted>(limits.of(1));
+    Flag any = 0;  // as wide as a value, so that the loop vectorises, which a maximum of floats does not
+    for (int64_t j = 0; j < count; ++j) any |= noted[j] > limit;
+    return any != 0;
   }
   // Whether tiles of these values need be looked at.
   TEXVLM_HD static bool prepare(const Limits<T>& limits, const Noted* noted, Noted*, int64_t count, int64_t) {
