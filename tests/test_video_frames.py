@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import struct
 import sys
@@ -155,6 +156,11 @@ def test_films_one_after_the_other_have_one_size_and_one_clock(tmp_path: Path) -
     seconds, found = zip(*frames(tmp_path / "both.ts").timed())
     assert [tuple(frame.shape) for frame in found] == [(3, 48, 64)] * 10
     assert seconds == pytest.approx([i / 25 for i in range(10)], abs=1e-3)
+
+
+def test_the_example() -> None:
+    failed, tried = doctest.testmod(film_module)
+    assert tried >= 4 and not failed
 
 
 def test_each_pass_begins_anew_and_closing_ends_all(short: Path) -> None:
