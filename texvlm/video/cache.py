@@ -16,7 +16,7 @@ STILL_FADE = 0.125
 
 @dataclass(frozen=True)
 class CarryRule:
-    """When values that were carried are computed anew. The defaults are measured by benchmarks/video_carrying.py.
+    """When values that were carried are computed anew. The defaults are measured by benchmarks/carrying.py.
 
     A cell's appearance (its mean colour when its value was computed, carried along with the value) is compared with what is seen there
     now: that is the *residual*, the mean of the colours' absolute differences. A difference counts by the contrast around the cell, as
@@ -62,8 +62,9 @@ class TemporalCache:
     A cell takes the value of that cell of the frame before which lies nearest to where the flow leads. Values are moved whole, never
     blended, so that they do not blur however long they are carried, and any number of channels is one gather. What is lost by taking the
     nearest is not lost twice: each value knows by how much it lies beside its cell, and nearest is the value, not the cell that holds
-    it, so that a slow movement moves it on after some frames. (Measured against chained bilinear warping and against coordinates into
-    the frame where a value was computed, at equal cost: benchmarks/video_carrying.py.)
+    it, so that a slow movement moves it on after some frames. (benchmarks/carrying.py compares with bilinear warping from
+    frame to frame, and with values that stay in place: where descriptors turn with the pixels under them, the rule brings more than the
+    flow, and a caller that has no other use for flow may leave it out.)
 
     Per frame: `step`, which moves; then the caller computes the cells that `step` names, and gives them to `fill`.
 

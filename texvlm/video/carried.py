@@ -60,6 +60,7 @@ class Carried:
         self.points: dict[str, list[Tensor]] = {name: [] for name in HISTORIES}
         self.previous: dict[str, Tensor] = {}  # relevance and saliency of the frame before, as they lie in this one
         self.refreshed = 0
+        self._first: Tensor | None = None  # planes of the first frame, which told the grid
 
     def step(
         self, picture: Tensor, luma: Tensor, local: Texture, dirty: Tensor, tile: int, saliency: Tensor | None
@@ -138,9 +139,8 @@ class Carried:
         if self.cache.values is not None:
             return (self.cache.values.shape[2], self.cache.values.shape[3])
         if self.embedding is not None:
-            planes = self.embedding.planes(picture)
-            self._first = planes
-            return (planes.shape[2], planes.shape[3])
+            self._first = self.embedding.planes(picture)
+            return (self._first.shape[2], self._first.shape[3])
         return (max(1, -(-self._size[0] // PITCH)), max(1, -(-self._size[1] // PITCH)))
 
     @staticmethod
@@ -168,9 +168,9 @@ class Carried:
         pitch = (self._size[0] // grid[0], self._size[1] // grid[1])
         regular = pitch[0] * grid[0] == self._size[0] and pitch[1] * grid[1] == self._size[1]
         if why is not None or not regular or 2 * (bottom - top) * (right - left) > grid[0] * grid[1]:
-            first = getattr(self, "_first", None)
+            planes = self.embedding.planes(picture) if self._first is None else self._first
             self._first = None
-            self.cache.fill(self.embedding.planes(picture) if first is None else first, refresh)
+            self.cache.fill(planes, refresh)
             return
         margins = [-(-CROP_MARGIN // p) for p in pitch]
         y0, y1 = max(0, top - margins[0]), min(grid[0], bottom + margins[0])

@@ -5,21 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, integer, ops, real_tensor
+from texvlm._ext import integer, ops, real_tensor
 from texvlm.cascade import needed_channels
 from texvlm.channel_sources import COLOURS, EMBEDDING, HISTORIES, PREVIOUS
-from texvlm.channels import CHANNELS, channel_indices
+from texvlm.channels import CHANNELS, LOCAL, channel_indices
 from texvlm.embedding import Embedding, relevance
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.paths import MAX_CELL, CascadeConfig
-from texvlm.pyramid import level_count, texel_count, update_mipmaps
-from texvlm.salience import saliency_state
+from texvlm.pyramid import update_mipmaps
 from texvlm.selection import Selection
 from texvlm.stages import Run
 from texvlm.texture import Texture, as_rgb
@@ -30,33 +28,12 @@ from texvlm.video.composed import ROWS as _ROWS
 from texvlm.video.composed import StreamTexture, channel_notes, interleave, planar
 from texvlm.video.lagged import LAGGED, Lagged
 from texvlm.video.results import VideoStats, VideoTokens
-from texvlm.video.scoring import CellCache, MapMeans, StreamRun
-from texvlm.video.seen import Seen
+from texvlm.video.scoring import StreamRun
+from texvlm.video.state import State
 
 if TYPE_CHECKING:
     from texvlm.embedding import EmbeddingProvider
     from texvlm.texture import ImageLike
-
-LOCAL = tuple(channel.name for channel in CHANNELS if channel.halo is not None)
-"""Channels of which a texel depends on a neighbourhood only: kept up to date texel by texel, bit for bit."""
-
-
-@dataclass
-class _State:
-    """What a stream holds between frames."""
-
-    reference: Tensor  # the picture that the texture is of
-    planes: Tensor  # see update_channels
-    local: Texture
-    colours: Tensor | None  # see update_saliency
-    features: Tensor | None
-    map: Tensor | None  # saliency
-    before: Tensor  # tiles that were dirty one frame ago
-    cells: CellCache
-    means: MapMeans | None  # of the map, by cells
-    seen: Seen
-    any_before: bool = True
-    fresh: bool = True  # no frame has been taken in
 
 
 class VideoStream:
@@ -103,7 +80,7 @@ class VideoStream:
         >>> frame[:, 20:28, 36:44] = 255
         >>> texture = stream.update(frame)
         >>> stream.stats.dirty, stream.stats.tiles, texture.level(0)[0, 2, 24, 40].item(), stream.select().indices[0, 0].item()
-        (2, 6, 1.0, 8)
+        (1, 6, 1.0, 8)
     """
 
     def __init__(
@@ -154,7 +131,7 @@ class VideoStream:
         self._follow = not self._wanted.isdisjoint(moves) if follow is None else follow
         if self._follow:
             self._wanted |= {*COLOURS, "motion"}  # for appearance, and for the plane of luma that motion keeps
-        self._local = tuple(name for name in LOCAL if name in self._wanted) or ("red",)
+        self._local = tuple(CHANNELS[i].name for i in LOCAL if CHANNELS[i].name in self._wanted) or ("red",)
         self._rule = rule or CarryRule(age=self.keyframe)
         self.reset()
 
@@ -163,7 +140,7 @@ class VideoStream:
     def reset(self) -> None:
         """Forgets all frames."""
         self.stats = VideoStats()
-        self._state: _State | None = None
+        self._state: State | None = None
         self._carried = Carried(self._wanted, self.embedding, self.query, self._rule)
         self._lagged = Lagged([name for name in LAGGED if name in self._wanted], self.exact)
         self._fixation: Tensor | None = None
@@ -271,31 +248,9 @@ class VideoStream:
             raise ValueError(f"{name} must be [B, P, 2] with B = {len(picture)}, got {list(points.shape)}")
         return points
 
-    def _begin(self, picture: Tensor) -> _State:
-        batch, _, height, width = picture.shape
-        dtype = self.dtype or (torch.float32 if picture.dtype in (torch.uint8, torch.bfloat16) else picture.dtype)
-        levels = level_count(height, width) if self.levels is None else self.levels
-        rows = [_ROWS[name] for name in self._local]
-        data = picture.new_empty((batch, texel_count(height, width, levels), len(rows)), dtype=dtype)
-        local = Texture.from_data(
-            data, height, width, levels, [row.reducer for row in rows], self._local, self._notes(self._local)
-        )
-        colours = features = None
-        if "saliency" in self._wanted:
-            colours, features = saliency_state(picture)
-        tiles, grid = (-(-height // self.tile), -(-width // self.tile)), (-(-height // self.cell), -(-width // self.cell))
-        return _State(
-            torch.empty_like(picture, memory_format=_layout(picture)),
-            torch.empty((4, batch, height, width), dtype=acc_dtype(picture.dtype), device=picture.device),
-            local,
-            colours,
-            features,
-            None,
-            torch.ones((batch, *tiles), dtype=torch.bool, device=picture.device),
-            CellCache(self.cell, grid),
-            None,
-            Seen(batch, grid, self.cell, (height, width), picture.device),
-        )
+    def _begin(self, picture: Tensor) -> State:
+        names, saliency = self._local, "saliency" in self._wanted
+        return State.begin(picture, names, saliency, self.tile, self.cell, self.dtype, self.levels, self._notes(names))
 
     def _detect(self, picture: Tensor, why: str | None, due: bool) -> tuple[Tensor, bool]:
         """Which tiles changed, and whether one did (on a GPU: always); `reference` becomes the frame there."""
@@ -319,32 +274,17 @@ class VideoStream:
         """Brings everything up to the reference. Returns why all that is carried was made anew, if it was."""
         state = self._state
         assert state is not None
-        first, picture, before = state.fresh, state.reference, state.before
-        with self._timed("channels"):
-            ops.update_channels(
-                state.local.data,
-                state.planes,
-                picture,
-                dirty,
-                before,
-                [_ROWS[name].index for name in self._local],
-                state.local.levels,
-                self.tile,
-                self._fixation,
-                first,
-            )
         last_map = state.map
+        with self._timed("channels"):
+            state.update_channels(dirty, self._fixation)
         if state.colours is not None:
             with self._timed("saliency"):
-                state.map = ops.update_saliency(picture, state.colours, state.features, dirty, before, self.tile, first)
-            if state.means is None and state.local.data.dtype == torch.float32:
-                state.means = MapMeans(tuple(state.map.shape[1:]), tuple(picture.shape[2:]), self.cell, state.local.levels)
-        both = dirty | before
+                state.update_saliency(dirty)
         with self._timed("cells"):
-            state.cells.touch(both, self.tile, max(_ROWS[name].halo or 0 for name in self._local))
+            state.touch_cells(dirty)
         if self._follow:
             with self._timed("carry"):
-                found = self._carried.step(picture, state.planes[0], state.local, dirty, self.tile, last_map)
+                found = self._carried.step(state.reference, state.planes[0], state.local, dirty, self.tile, last_map)
                 self._lagged.follow(self._carried.flow, self._carried.occlusion, (found or why) is not None)
             why = why or found
         else:
@@ -352,15 +292,8 @@ class VideoStream:
         state.seen.follow(dirty, self.tile, self._carried.flow, self._carried.occlusion)
         state.before, state.any_before, state.fresh = dirty, any_dirty, False
         self._version, self._content = self._version + 1, self._content + 1
-        self.stats.bytes = self._bytes()
+        self.stats.bytes = state.bytes_touched(self.stats.dirty)
         return why
-
-    def _bytes(self) -> int:
-        state = self._state
-        assert state is not None
-        share = 1.0 if self.stats.dirty < 0 else self.stats.dirty / max(1, self.stats.tiles)
-        around = min(1.0, share * (1 + 10 / self.tile) ** 2)  # within 5 pixels
-        return int((2 + share) * state.reference.nbytes + around * (state.planes.nbytes + state.local.data.nbytes))
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -371,7 +304,7 @@ class VideoStream:
 
     # ---- results ----
 
-    def _ready(self) -> _State:
+    def _ready(self) -> State:
         if self._state is None:
             raise RuntimeError("this stream has seen no frame: call update(frame) first")
         return self._state
@@ -512,45 +445,32 @@ class VideoStream:
     # ---- stopping and going on ----
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next frame and selection depend on: tensors, numbers and names, for `torch.save`. Arguments are not in it."""
-        state = self._state
-        kept = ("reference", "planes", "colours", "features", "map", "before", "any_before", "fresh")
+        """All that the next frame and selection depend on: tensors, numbers and names, for `torch.save`. Arguments are not in it.
+
+        As in a module's, tensors are those of the stream: save or copy them before the next frame.
+        """
         return {
             "names": list(self.names),
-            "state": None if state is None else {**{name: getattr(state, name) for name in kept}, "local": state.local.data},
+            "state": None if self._state is None else self._state.state_dict(),
             "carried": self._carried.state_dict(),
             "lagged": self._lagged.state_dict(),
             "fixation": self._fixation,
             "memory": self._memory,
-            "seen": None if state is None else state.seen.state_dict(),
             "frame": self.stats.frame,
             "since_key": self._since_key,
-            "version": self._version,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where another stream with the same arguments was."""
+        """Goes on where another stream with the same arguments was. On a state that does not fit, this one stays as it is."""
         if tuple(state["names"]) != self.names:
             raise ValueError(f"state must be of a stream of {', '.join(self.names)}, got one of {', '.join(state['names'])}")
+        begun = None
+        if state["state"] is not None:
+            begun = self._begin(state["state"]["reference"])
+            begun.load_state_dict(state["state"])
         self.reset()
-        self.stats.frame = state["frame"]
+        self._state = begun
         self._carried.load_state_dict(state["carried"])
         self._lagged.load_state_dict(state["lagged"])
         self._fixation, self._memory = state["fixation"], state["memory"]
-        self._since_key, self._version = state["since_key"], state["version"]
-        if (kept := state["state"]) is not None:
-            begun = self._begin(kept["reference"])
-            if begun.local.data.shape != kept["local"].shape:
-                raise ValueError(f"state must have texels {list(begun.local.data.shape)}, got {list(kept['local'].shape)}")
-            for name, value in kept.items():
-                if name == "local":
-                    begun.local.data.copy_(value)
-                else:
-                    setattr(begun, name, value.clone() if isinstance(value, Tensor) else value)
-            begun.seen.load_state_dict(state["seen"])
-            self._state = begun
-
-
-def _layout(picture: Tensor) -> torch.memory_format:
-    """Planar or colour last, whichever the picture is."""
-    return torch.channels_last if picture.stride(1) == 1 else torch.contiguous_format
+        self.stats.frame, self._since_key = state["frame"], state["since_key"]
