@@ -66,17 +66,17 @@ class CellCache:
         if key not in self.known:
             fresh = texture.data.new_empty((batch, count, len(terms)), dtype=acc_dtype(texture.data.dtype))
             self.known[key] = Known(fresh, torch.zeros(batch, count, dtype=torch.bool))
-        values, valid = self.known[key]
-        inside = cells.clamp(min=0)
-        missing = (cells >= 0) & ~valid.gather(1, inside)
-        for b in range(batch):
-            todo = cells[b][missing[b]]
-            if len(todo):
+        found = []
+        for b, (values, valid) in enumerate(zip(*self.known[key])):
+            lacking = ~valid.index_select(0, cells[b])
+            if missing := int(lacking.sum()):
+                # where many are missing, picking them out costs more than reading some again
+                todo = cells[b] if 2 * missing > len(lacking) else cells[b].masked_select(lacking)
                 one = texture.replace(texture.data[b : b + 1]) if batch > 1 else texture
-                values[b, todo] = cell_features(one, todo[None], terms, self.cell, samples)[0]
-                valid[b, todo] = True
-        found = values.gather(1, inside[..., None].expand(-1, -1, len(terms)))
-        return torch.where((cells >= 0)[..., None], found, torch.nan)
+                values.index_copy_(0, todo, cell_features(one, todo[None], terms, self.cell, samples)[0])
+                valid.index_fill_(0, todo, True)
+            found.append(values.index_select(0, cells[b]))
+        return torch.stack(found)
 
 
 class MapMeans:
