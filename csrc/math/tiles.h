@@ -188,14 +188,16 @@ struct CompareTiles {
                  Measure::exceeds(f.limits, noted + x * colours, sums + x * colours, minimum(f.tile, f.width - x), colours, rows);
   }
 
-  // The tiles [first, last) of run c, rows [y, end) of pixels.
+  // The tiles [first, last) of run c, rows [y, end) of pixels; whole rows that lie one after another at once.
   TEXVLM_HD void store(int64_t b, int64_t c, int64_t y, int64_t end, int64_t first, int64_t last) const {
-    const int64_t x = first * f.tile, width = minimum(f.width, last * f.tile) - x;
-    for (; y < end; ++y) {
+    const int64_t x = first * f.tile, width = minimum(f.width, last * f.tile) - x, values = width * f.interleaved();
+    const bool dense = f.packed() || (f.frame.stride_x == 1 && f.stored.stride_x == 1);
+    const int64_t rows = dense && f.frame.stride_y == values && f.stored.stride_y == values ? end - y : 1;
+    for (; y < end; y += rows) {
       const T* p = &f.frame.at(b, c, y, x);
       T* q = &f.stored.at(b, c, y, x);
-      if (f.packed() || (f.frame.stride_x == 1 && f.stored.stride_x == 1)) {
-        std::memcpy(q, p, width * f.interleaved() * sizeof(T));
+      if (dense) {
+        std::memcpy(q, p, rows * values * sizeof(T));
       } else {
         for (int64_t i = 0; i < width; ++i) q[i * f.stored.stride_x] = p[i * f.frame.stride_x];
       }
