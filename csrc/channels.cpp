@@ -334,7 +334,8 @@ struct LocalPlanes {
   }
 };
 
-// What depends on what is dirty: on the pixels themselves, on those around them, or, of motion, on those that were dirty.
+// What depends on what is dirty: on the pixels themselves, on those around them, or, of motion, on those that were dirty. Texels
+// are made anew with all their channels as far as the channel that reaches farthest: a rim of one channel is as many cache lines.
 struct LocalRegions {
   Region still, changed, edge, contrast, texels;
 
@@ -348,7 +349,7 @@ struct LocalRegions {
       still = region_of(before, tile, height, width, 0);
       texels = united(texels, still);
     }
-    if (first || texels.share() > kMostShare) {
+    if (first || texels.most()) {
       changed = edge = contrast = texels = region_of({{0, 0, height, 0, width}}, dirty.size(0), height, width);
       still = Region();
       return;
@@ -395,12 +396,11 @@ void update_channels(const Tensor& data, const Tensor& planes, const Tensor& ima
       for_each_pixel_of<LumaChange<S>::template For, A>(device, region.changed, Work{}, image_view<const S>(picture),
                                                         view(of.luma), first ? nullptr : view(of.motion), height, width);
     const A* const luma = view(of.luma);
-    if (of.edge.defined())
-      for_each_pixel_of<EdgePlane, A>(device, region.edge, Work{}, luma, view(of.edge), height, width);
+    if (of.edge.defined()) for_each_pixel_of<EdgePlane, A>(device, region.edge, Work{}, luma, view(of.edge), height, width);
     if (of.contrast.defined())
       for_each_pixel_of<ContrastPlane, A>(device, region.contrast, Work{}, luma, view(of.contrast), height, width);
-    ChannelPlanes<A> sources{luma, view(of.edge), view(of.contrast), nullptr, {}, gaze.defined() ? pointer<const A>(gaze) : nullptr,
-                             {}};
+    ChannelPlanes<A> sources{
+        luma, view(of.edge), view(of.contrast), nullptr, {}, gaze.defined() ? pointer<const A>(gaze) : nullptr, {}};
     if (of.motion.defined()) sources.given[kMotion] = {view(of.motion), height * width, height, width, false};
     dispatch_texel(data.scalar_type(), [&](auto tag) {
       using T = typename decltype(tag)::type;

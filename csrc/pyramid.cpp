@@ -169,7 +169,7 @@ void build_mipmaps(const Tensor& data, const Levels& levels, const Reducers& red
 }
 
 void update_levels(const Tensor& data, const Levels& levels, const Reducers& reducers, Region region) {
-  if (!region.on_device && region.share() == 1) return build_mipmaps(data, levels, reducers);
+  if (region.whole()) return build_mipmaps(data, levels, reducers);
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto texture = texture_view<T>(data, levels);

@@ -25,21 +25,6 @@ void merge(std::vector<Span>& spans) {
   spans.resize(count);
 }
 
-// The parts of merged spans that are in none of the others, which are merged too.
-void cut(std::vector<Span>& spans, const std::vector<Span>& others, std::vector<Span>& out) {
-  out.clear();
-  size_t o = 0;
-  for (Span s : spans) {
-    while (o < others.size() && others[o].x1 <= s.x0) ++o;
-    for (size_t i = o; i < others.size() && others[i].x0 < s.x1; ++i) {
-      if (others[i].x0 > s.x0) out.push_back({s.x0, others[i].x0});
-      s.x0 = std::max(s.x0, others[i].x1);
-    }
-    if (s.x0 < s.x1) out.push_back(s);
-  }
-  spans.swap(out);
-}
-
 // Goes down a picture's rows: which boxes, sorted by y0, are on the rows from y on.
 class Sweep {
  public:
@@ -66,21 +51,17 @@ bool equal(const std::vector<Span>& spans, const Box* boxes, size_t count) {
   return true;
 }
 
-// One picture: the union of `boxes` without that of `holes`, as bands of rows that have the same spans. Both sorted by y0.
-void add_bands(std::vector<Box>& out, const Box* boxes, size_t count, const Box* holes, size_t hole_count) {
-  if (count == 0) return;
+// The boxes of one picture, sorted by y0: their union as bands of rows that have the same spans.
+void add_bands(std::vector<Box>& out, const Box* boxes, size_t count) {
   std::vector<int64_t> edges;
-  edges.reserve(2 * (count + hole_count));
+  edges.reserve(2 * count);
   for (size_t i = 0; i < count; ++i) edges.insert(edges.end(), {boxes[i].y0, boxes[i].y1});
-  for (size_t i = 0; i < hole_count; ++i) edges.insert(edges.end(), {holes[i].y0, holes[i].y1});
   std::sort(edges.begin(), edges.end());
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
-  Sweep inside(boxes, boxes + count), outside(holes, holes + hole_count);
-  std::vector<Span> spans, spare;
+  Sweep sweep(boxes, boxes + count);
   size_t last = out.size();  // where the band above begins
   for (size_t e = 0; e + 1 < edges.size(); ++e) {
-    spans = inside.spans_at(edges[e]);
-    if (hole_count > 0) cut(spans, outside.spans_at(edges[e]), spare);
+    const std::vector<Span>& spans = sweep.spans_at(edges[e]);
     const bool goes_on = out.size() > last && out.back().y1 == edges[e];
     if (goes_on && equal(spans, out.data() + last, out.size() - last)) {
       for (size_t i = last; i < out.size(); ++i) out[i].y1 = edges[e + 1];
@@ -91,26 +72,15 @@ void add_bands(std::vector<Box>& out, const Box* boxes, size_t count, const Box*
   }
 }
 
-void sort_boxes(std::vector<Box>& boxes) {
+// Gives the region its boxes: those of any kind as disjoint ones.
+void set_boxes(Region& region, std::vector<Box> boxes) {
   const auto first = [](const Box& a, const Box& b) { return a.b != b.b ? a.b < b.b : a.y0 < b.y0; };
   if (!std::is_sorted(boxes.begin(), boxes.end(), first)) std::sort(boxes.begin(), boxes.end(), first);
-}
-
-// Gives the region its boxes: those of any kind, without the holes.
-void set_boxes(Region& region, std::vector<Box> boxes, std::vector<Box> holes = {}) {
-  sort_boxes(boxes);
-  sort_boxes(holes);
   region.boxes.clear();
   region.boxes.reserve(boxes.size());
-  for (size_t i = 0, h = 0; i < boxes.size();) {
-    size_t end = i;
+  for (size_t i = 0, end = 0; i < boxes.size(); i = end) {
     while (end < boxes.size() && boxes[end].b == boxes[i].b) ++end;
-    while (h < holes.size() && holes[h].b < boxes[i].b) ++h;
-    size_t hole_end = h;
-    while (hole_end < holes.size() && holes[hole_end].b == boxes[i].b) ++hole_end;
-    add_bands(region.boxes, boxes.data() + i, end - i, holes.data() + h, hole_end - h);
-    i = end;
-    h = hole_end;
+    add_bands(region.boxes, boxes.data() + i, end - i);
   }
   region.starts.assign(1, 0);
   region.starts.reserve(region.boxes.size() + 1);
@@ -143,9 +113,15 @@ void parents(int64_t& lo, int64_t& hi, int64_t n) {
 
 }  // namespace
 
-double Region::share() const {
-  const double all = static_cast<double>(batch) * static_cast<double>(height) * static_cast<double>(width);
-  return all > 0 ? static_cast<double>(texels()) * static_cast<double>(planes) / all : 0;
+bool Region::whole() const { return !on_device && texels() * planes == batch * height * width; }
+
+// Measured: a row of a box takes as long to begin as so many texels of it, and loops over boxes are slower by a half.
+bool Region::most() const {
+  constexpr int64_t kRowTexels = 24;
+  constexpr double kMostShare = 0.55;
+  int64_t cost = texels();
+  for (const Box& box : boxes) cost += kRowTexels * (box.y1 - box.y0);
+  return !on_device && static_cast<double>(cost * planes) > kMostShare * static_cast<double>(batch * height * width);
 }
 
 void check_tiles(const char* op, const char* argument, const Tensor& mask, const Tensor& data, int64_t batch, int64_t height,
@@ -203,12 +179,6 @@ Region united(const Region& a, const Region& b) {
   std::vector<Box> boxes = a.boxes;
   boxes.insert(boxes.end(), b.boxes.begin(), b.boxes.end());
   set_boxes(out, std::move(boxes));
-  return out;
-}
-
-Region without(const Region& a, const Region& b) {
-  Region out = a;
-  if (!a.on_device) set_boxes(out, a.boxes, b.boxes);
   return out;
 }
 

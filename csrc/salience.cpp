@@ -282,7 +282,7 @@ Tensor update_saliency(const Tensor& image, const Tensor& colours, const Tensor&
   };
   Region changed = region_of(dirty, tile, height, width, 0);
   Region around = united(widened(raised(changed), 1), raised(region_of(before, tile, height, width, 0)));
-  if (first || around.share() > kMostShare) {
+  if (first || around.most()) {
     changed = region_of({{0, 0, height, 0, width}}, batch, height, width);
     around = raised(changed);
   }

@@ -20,19 +20,17 @@ struct Box {
   int64_t texels() const { return (y1 - y0) * (x1 - x0); }
 };
 
-// Where more of the texels are touched than this, loops over all of them are as fast.
-constexpr double kMostShare = 0.55;
-
 struct Region {
   int64_t batch = 0, planes = 1;  // a box of picture b is for pictures b * planes to b * planes + planes - 1 of `batch`
   int64_t height = 0, width = 0;  // of the level
   bool on_device = false;         // whether it is `view`, else `boxes`
   RegionView view{};
-  std::vector<Box> boxes;         // disjoint, by picture and row
-  std::vector<int64_t> starts;    // texels before each box, and of all
+  std::vector<Box> boxes;       // disjoint, by picture and row
+  std::vector<int64_t> starts;  // texels before each box, and of all
 
-  // Of all texels of the level, the part that is touched; 0 where only the device knows.
-  double share() const;
+  // Whether it is the level, and whether loops over the level are as fast: false where only the device knows.
+  bool whole() const;
+  bool most() const;
   int64_t texels() const { return starts.empty() ? 0 : starts.back(); }
 };
 
@@ -40,14 +38,13 @@ struct Region {
 void check_tiles(const char* op, const char* argument, const at::Tensor& mask, const at::Tensor& data, int64_t batch,
                  int64_t height, int64_t width, int64_t tile);
 
-// The pixels at most `halo` away, along each axis, from a tile that is set in `mask`, which must stay alive as long as the region.
+// The pixels at most `halo` away, along each axis, from a tile that is set in `mask`, which must stay alive as long as the
+// region.
 Region region_of(const at::Tensor& mask, int64_t tile, int64_t height, int64_t width, int64_t halo);
 // What is in any of these boxes, in each of `batch` pictures.
 Region region_of(const std::vector<Box>& boxes, int64_t batch, int64_t height, int64_t width);
 // Both; on CUDA at most kMostMasks of them.
 Region united(const Region& a, const Region& b);
-// The part of a that is not in b. On CUDA, where writing twice costs less than asking twice, all of a.
-Region without(const Region& a, const Region& b);
 // What is at most `reach` texels away.
 Region widened(const Region& region, int64_t reach);
 // The texels of the next level that read one of these.

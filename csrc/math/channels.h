@@ -298,6 +298,26 @@ struct ChannelTexels {
         for (int64_t c = 0; c < channels; ++c) out[j * channels + c] = static_cast<T>(v[c][j]);
     }
 
+    // What row y will touch that the row above it has not: in runs too short for the hardware to find out.
+    TEXVLM_HD void prefetch(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+      const int64_t height = texture.levels.height[0], width = texture.levels.width[0];
+      const auto lines = [](const auto* from, const auto* to) {
+        for (; from < to; from += 64 / sizeof(*from)) TEXVLM_PREFETCH(from);
+      };
+      const auto plane = [&](const A* p, int64_t below) {
+        if (p == nullptr) return;
+        p += (b * height + minimum(y + below, height - 1)) * width;
+        lines(p + x0, p + x1);
+      };
+      plane(planes.luma, 2);
+      plane(planes.edge, 0);
+      plane(planes.contrast, 1);
+      if (planes.given[kMotion].h == height && planes.given[kMotion].w == width) plane(planes.given[kMotion].plane, 0);
+      for (int c = 0; c < 3; ++c) lines(&image.at(b, c, y, x0), &image.at(b, c, y, x0) + (x1 - x0));
+      const T* const out = texture.texel(b, 0, y, 0);
+      lines(out + x0 * texture.channels, out + x1 * texture.channels);
+    }
+
     TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
       const int64_t height = texture.levels.height[0], width = texture.levels.width[0], channels = list.count;
       bool wants_low = false;
@@ -305,6 +325,7 @@ struct ChannelTexels {
         const int id = list.id[c];
         wants_low = wants_low || ((id == kHighPass || id == kLowPass) && !planes.given[id].plane);
       }
+      if (x1 - x0 <= kRun) prefetch(b, minimum(y + 1, height - 1), x0, x1);
       A v[kMaxChannels][kRun], low[kRun];
       EnlargedRun<A> run;
       for (int64_t x = x0; x < x1; x += kRun) {

@@ -73,6 +73,8 @@ struct ContrastPlane {
   template <int N>
   TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
     T mean[N], deviation[N];
+    const int64_t below = (b * height + minimum(y + kRadius + 1, height - 1)) * width + x;
+    for (int j = 0; j < n; j += 64 / static_cast<int>(sizeof(T))) TEXVLM_PREFETCH(luma + below + j);  // for the row to come
     moments_run<N>(luma, b, y, x, n, height, width, mean, deviation);
     const T* TEXVLM_RESTRICT from = luma + (b * height + y) * width + x;
     T* TEXVLM_RESTRICT to = out + (b * height + y) * width + x;

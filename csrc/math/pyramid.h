@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "lanes.h"
+#include "taps.h"
 #include "texture.h"
 
 namespace texvlm {
@@ -193,8 +194,9 @@ struct MipDown {
   static constexpr int N = lanes_for(C);
 
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    const int64_t channels = C ? C : texture.channels, guarded = x1 - guard_texels(channels, N);
+    const int64_t channels = C ? C : texture.channels, guarded = x1 - (channels < N ? guard_texels(channels, N) : 0);
     int64_t x = x0;
+    if (x1 - x0 <= kRun && channels >= 2) prefetch_below(b, y, x0, x1);
     if (channels >= 2) {  // of one channel, the compiler makes better vectors along x
       const bool halves = texture.levels.height[level - 1] % 2 == 0 && texture.levels.width[level - 1] % 2 == 0;
       if (!reducers.uniform || reducers.first != Reducer::mean) {
@@ -238,8 +240,18 @@ struct MipDown {
     return x;
   }
 
-  // All channels of one texel at a time. Mixed: mean, max and min of every channel, then each channel takes its own. Halves: both
-  // axes are even, so all weights are 1/2. Returns where it stopped.
+  // What the next row will read: in runs too short for the hardware to find out.
+  TEXVLM_HD void prefetch_below(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const int64_t channels = C ? C : texture.channels, height = texture.levels.height[level - 1];
+    for (int64_t row = minimum(2 * y + 2, height - 1); row <= minimum(2 * y + 3, height - 1); ++row) {
+      const T* const in = texture.texel(b, level - 1, row, 0);
+      for (int64_t i = 2 * x0 * channels; i < 2 * x1 * channels; i += 64 / static_cast<int64_t>(sizeof(T)))
+        TEXVLM_PREFETCH(in + i);
+    }
+  }
+
+  // All channels of one texel at a time, the last group of lanes overlapping the one before. Mixed: mean, max and min of every
+  // channel, then each channel takes its own. Halves: both axes are even, so all weights are 1/2. Returns where it stopped.
   template <bool Mixed, bool Halves>
   TEXVLM_HD int64_t row_of_lanes(int64_t b, int64_t y, int64_t x, int64_t end) const {
     using A = Acc<T>;
@@ -254,7 +266,7 @@ struct MipDown {
     I kind_min[Mixed ? Reducers::kMaxMixed + N : 1];
     if (Mixed) {
       if (channels > Reducers::kMaxMixed) return x;
-      for (int64_t c = 0; c < channels + N; ++c) {
+      for (int64_t c = 0; c < maximum<int64_t>(channels, N); ++c) {
         const Reducer r = c < channels ? reducers.of(c) : Reducer::mean;
         kind[c] = r == Reducer::max ? -1 : 0;
         kind_min[c] = r == Reducer::min ? -1 : 0;
@@ -263,7 +275,8 @@ struct MipDown {
     for (; x < end; ++x) {
       const AxisTaps<A> tx = Halves ? AxisTaps<A>{2 * x, 2, {A(0.5), A(0.5), A(0)}} : axis_taps<A>(x, width);
       const T* p = in + tx.first * channels;
-      for (int64_t c = 0; c < channels; c += N) {
+      for (int64_t group = 0; group < channels; group += N) {
+        const int64_t c = channels < N ? group : minimum(group, channels - N);
         V mean, high, low;
         if (Halves && !Mixed) {
           mean = A(0.25) * ((load_lanes<A, N>(p + c) + load_lanes<A, N>(p + pitch + c)) +
