@@ -9,7 +9,7 @@ from torch import Tensor
 
 def _contrast(now: Tensor) -> Tensor:
     windows = F.pad(now, (1, 1, 1, 1), mode="replicate").unfold(2, 3, 1).unfold(3, 3, 1).flatten(4)
-    return windows.var(4, correction=0).mean(1).sqrt()
+    return (windows - windows.mean(4, keepdim=True)).square().mean(4).mean(1).sqrt()
 
 
 def _gather(planes: Tensor, source: Tensor) -> Tensor:
