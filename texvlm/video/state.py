@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, ops
-from texvlm.pyramid import levels_or_all, texel_count
+from texvlm._ext import ops
+from texvlm.channels import channel_planes
+from texvlm.pyramid import levels_or_all
 from texvlm.salience import saliency_state
 from texvlm.texture import Texture
 from texvlm.video.composed import ROWS
@@ -67,14 +68,17 @@ class State:
         batch, _, height, width = picture.shape
         levels = levels_or_all(levels, height, width)
         dtype = dtype or (torch.float32 if picture.dtype in (torch.uint8, torch.bfloat16) else picture.dtype)
-        data = picture.new_empty((batch, texel_count(height, width, levels), len(names)), dtype=dtype)
+        reducers = [ROWS[name].reducer for name in names]
+        # Texels are made by an op for the same reason as channel_planes: scattered tiles want huge pages.
+        nothing = picture.new_zeros((), dtype=torch.uint8).expand(batch, len(names), height, width)
+        data = ops.generate_mipmaps(nothing, reducers, levels, dtype)
         colour_last = picture.stride(1) == 1
         grid = (-(-height // cell), -(-width // cell))
         state = cls(
             tile,
             torch.empty_like(picture, memory_format=torch.channels_last if colour_last else torch.contiguous_format),
-            Texture.from_data(data, height, width, levels, [ROWS[name].reducer for name in names], names, meta),
-            torch.empty((4, batch, height, width), dtype=acc_dtype(picture.dtype), device=picture.device),
+            Texture.from_data(data, height, width, levels, reducers, names, meta),
+            channel_planes(picture),
             torch.ones((batch, -(-height // tile), -(-width // tile)), dtype=torch.bool, device=picture.device),
             CellCache(cell, grid),
             Seen(batch, grid, cell, (height, width), picture.device),
