@@ -66,6 +66,10 @@ class Run:
         """`cell_features` of this texture and query."""
         return cell_features(self.texture, cells, terms, self.cell, samples, self.query)
 
+    def each_feature(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Sequence[Tensor]:
+        """The features one by one, [B, n] each."""
+        return self.features(cells, samples, terms).unbind(-1)
+
     def everything(self) -> Tensor:
         """All cells, [B, N]."""
         return all_cells(self.texture, self.cell)
@@ -88,8 +92,7 @@ class Run:
             reading = terms.pop("reading", 0.0)
             scores = torch.zeros(cells.shape, dtype=acc_dtype(self.texture.data.dtype), device=cells.device)
             if terms:
-                features = self.features(cells, samples, list(terms))
-                for weight, feature in zip(terms.values(), features.unbind(-1)):
+                for weight, feature in zip(terms.values(), self.each_feature(cells, samples, list(terms))):
                     scores = scores.add(feature, alpha=weight)
             if reading:
                 scores = scores + reading * self.reading().gather(1, cells.clamp(min=0))

@@ -95,7 +95,9 @@ class MapMeans:
 
     def __init__(self, shape: tuple[int, int], size: tuple[int, int], cell: int, levels: int) -> None:
         self.shape, self.size, self.cell, self.levels = shape, size, cell, levels
-        self.axes: dict[int, tuple[Tensor, Tensor]] = {}
+        self.samples: tuple[int, ...] = ()
+        self.axes: tuple[Tensor, Tensor] | None = None  # [samples, 1, rows, h] and [samples, 1, w, columns]
+        self.found: tuple[Tensor, Tensor] | None = None  # the last map, and the means of its cells by samples
 
     def knows(self, samples: int) -> bool:
         """Whether the samples lie on one level: blending two is no product."""
@@ -112,12 +114,16 @@ class MapMeans:
         return cell_features(texture, cells, ["mean:saliency"], self.cell, samples)[..., 0]
 
     def read(self, plane: Tensor, samples: int) -> Tensor:
-        """The means [B, N] of the cells of a map [B, h, w]."""
-        if samples not in self.axes:
-            rows, columns = self._weights(0, samples), self._weights(1, samples)
-            self.axes[samples] = (rows.T.contiguous().to(plane.device), columns.to(plane.device))
-        rows, columns = self.axes[samples]
-        return (rows @ plane.float() @ columns).flatten(1)
+        """The means [B, N] of the cells of a map [B, h, w]. All stages' are found together."""
+        if samples not in self.samples:
+            self.samples, self.found = (*self.samples, samples), None
+            rows, columns = (torch.stack([self._weights(axis, s) for s in self.samples])[:, None] for axis in (0, 1))
+            self.axes = (rows.mT.contiguous().to(plane.device), columns.contiguous().to(plane.device))
+        if self.found is None or self.found[0] is not plane:
+            assert self.axes is not None
+            rows, columns = self.axes
+            self.found = (plane, (rows @ plane.float() @ columns).flatten(2))
+        return self.found[1][self.samples.index(samples)]
 
 
 class StreamRun(Run):
@@ -145,11 +151,16 @@ class StreamRun(Run):
     ) -> None:
         super().__init__(local, config, k, cell, query, memory)
         self.others, self.saliency, self.cache = others, saliency, cache
+        self.here = set(local.names)
 
     def features(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Tensor:
         """As of `Run`, from where each channel is kept."""
-        here = [term for term in terms if _reads(term) <= set(self.texture.names)]
-        parts = {}
+        return torch.stack(list(self.each_feature(cells, samples, terms)), dim=-1)
+
+    def each_feature(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Sequence[Tensor]:
+        """As of `Run`, from where each channel is kept."""
+        here = [term for term in terms if _reads(term) <= self.here]
+        parts: dict[str, Tensor] = {}
         if self.saliency is not None and "mean:saliency" in terms and self.saliency[1].knows(samples):
             means = self.saliency[1].read(self.saliency[0], samples)
             parts["mean:saliency"] = means.gather(1, cells.clamp(min=0)) if cells.shape[1] < self.total else means
@@ -159,7 +170,7 @@ class StreamRun(Run):
         if there:
             texture = self.others([name for term in there for name in sorted(_reads(term))])
             parts |= zip(there, cell_features(texture, cells, there, self.cell, samples, self.query).unbind(-1))
-        return torch.stack([parts[term] for term in terms], dim=-1)
+        return [parts[term] for term in terms]
 
 
 def _reads(term: str) -> set[str]:

@@ -33,6 +33,8 @@ class Seen:
 
     def follow(self, dirty: Tensor, tile: int, flow: Tensor | None, occlusion: Tensor | None) -> None:
         """Takes a frame: its dirty tiles, and the flow [B, 2, h, w] to the frame before, if it is known."""
+        if self.shown is None:  # nothing has been seen
+            return
         hit = touched(dirty, tile, self.grid, (self.cell, self.cell)).flatten(1)
         moved = torch.full_like(self.came, -1) if flow is None else self._moved(flow, occlusion)
         self.came = torch.where(hit, moved, self.came)
