@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from texvlm._ext import ops
-from texvlm.channel_sources import EMBEDDING, HISTORIES
+from texvlm.channel_sources import HISTORIES
 from texvlm.embedding import Embedding, relevance
 from texvlm.flow import optical_flow
 from texvlm.history import fixation_history, gaze_history
@@ -44,15 +44,20 @@ class Carried:
         embedding: what says what places hold, or None.
         query: what is looked for, [16], or None.
         rule: when something is made anew.
+        follow: whether flow is sought; else everything stays in place.
 
     Attributes:
+        behind: whether something may be older than the newest frame.
         flow, occlusion: from the newest frame to the one before it, on a small grid; None where nothing moved.
         refreshed: how many places of the embedding were made anew for the newest frame.
     """
 
-    def __init__(self, wanted: Collection[str], embedding: Embedding | None, query: Tensor | None, rule: CarryRule) -> None:
-        self.wanted, self.embedding, self.query, self.rule = set(wanted), embedding, query, rule
+    def __init__(
+        self, wanted: Collection[str], embedding: Embedding | None, query: Tensor | None, rule: CarryRule, follow: bool
+    ) -> None:
+        self.wanted, self.embedding, self.query, self.follow = set(wanted), embedding, query, follow
         self.cache = TemporalCache(rule)
+        self.behind = self.settled = False
         self.luma: Tensor | None = None
         self.flow: Tensor | None = None
         self.occlusion: Tensor | None = None
@@ -63,7 +68,7 @@ class Carried:
         self._first: Tensor | None = None  # planes of the first frame, which told the grid
 
     def step(
-        self, picture: Tensor, luma: Tensor, local: Texture, dirty: Tensor, tile: int, saliency: Tensor | None
+        self, picture: Tensor, luma: Tensor, local: Texture, dirty: Tensor, tile: int, saliency: Tensor | None, anew: bool
     ) -> str | None:
         """Takes a frame that differs from the one before.
 
@@ -74,14 +79,16 @@ class Carried:
             dirty: bool [B, rows, columns], the tiles that changed.
             tile: their side in pixels.
             saliency: the map of the frame before, [B, h, w], or None.
+            anew: whether everything is made anew in any case.
 
         Returns:
-            Why everything is to be made anew, or None.
+            Why else everything is made anew, or None.
         """
         small = small_luma(luma)
         grid = self._grid(picture)
         height, width = picture.shape[2:]
-        if self.luma is None:
+        changed = dirty.is_cuda or bool(dirty.any())
+        if self.luma is None or not (self.follow and changed):
             self.flow = self.occlusion = None
         else:
             self.flow, self.occlusion = self._flow(self.luma, small, dirty, tile, (height, width))
@@ -90,18 +97,26 @@ class Carried:
         still = ~touched(dirty, tile, grid, pitch)
         appearance = self._appearance(local, grid)
         refresh, why = self.cache.step(appearance, self.flow, self.occlusion, still)
-        if saliency is not None and "previous_saliency" in self.wanted:
-            self.previous["previous_saliency"] = self._moved(saliency)
+        self._remember(None if saliency is None else self._moved(saliency))
+        whole = anew or why is not None
+        refresh = torch.ones_like(refresh) if whole else refresh
         if self.embedding is not None:
-            if "previous_relevance" in self.wanted and self.query is not None and self.cache.values is not None:
-                self.previous["previous_relevance"] = relevance(self.cache.values, self.query)
-            self._refresh(picture, refresh, why, grid)
+            self._refresh(picture, refresh, whole, grid)
         else:  # nothing but the rule is of use: what is lagged asks it
             self.cache.fill(appearance, refresh)
+        self.behind, self.settled = not whole and (self.behind or changed), False
         return why
 
-    def age(self) -> None:
-        """Takes a frame, changed or not, into the histories."""
+    def _remember(self, saliency: Tensor | None) -> None:
+        """What is known of the frame before, as it lies in this one: its saliency, and the values that were carried here."""
+        if saliency is not None and "previous_saliency" in self.wanted:
+            self.previous["previous_saliency"] = saliency
+        values = None if self.embedding is None else self.cache.values
+        if values is not None and "previous_relevance" in self.wanted and self.query is not None:
+            self.previous["previous_relevance"] = relevance(values, self.query)
+
+    def age(self) -> bool:
+        """Takes a frame, changed or not, into the histories. Returns whether there are any."""
         for name, build in zip(HISTORIES, (fixation_history, gaze_history), strict=True):
             before = self.histories.get(name)
             if self.luma is None or (before is None and not self.points[name]):
@@ -110,25 +125,23 @@ class Carried:
             points = torch.cat(self.points[name], 1) if self.points[name] else self.luma.new_empty((len(self.luma), 0, 2))
             self.points[name].clear()
             self.histories[name] = build(points, *size, previous=before, flow=self.flow, occlusion=self.occlusion)
+        return bool(self.histories)
 
-    def still(self) -> None:
-        """Takes a frame that is the same as the one before."""
+    def still(self, saliency: Tensor | None) -> bool:
+        """Takes a frame that is the same as the one before, with its map of saliency. Returns whether a plane is another."""
         self.flow = self.occlusion = None
+        first, self.settled = not self.settled, True
+        if first:
+            self._remember(saliency)
+        return first and bool(self.previous)
 
     def planes(self) -> dict[str, Tensor]:
-        """The channels, [B, h, w] each on grids of their own; "embedding" is [B, 16, h, w]."""
-        found = {**self.histories, **self.previous}
-        if self.embedding is not None and self.cache.values is not None and not self.wanted.isdisjoint((*EMBEDDING, "attention")):
-            found["embedding"] = self.cache.values
-        return found
+        """What is remembered of the frames before, [B, h, w] each on grids of their own."""
+        return {**self.histories, **self.previous}
 
     # ---- parts ----
 
-    def _flow(
-        self, before: Tensor, now: Tensor, dirty: Tensor, tile: int, size: tuple[int, int]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if not dirty.is_cuda and not bool(dirty.any()):
-            return None, None
+    def _flow(self, before: Tensor, now: Tensor, dirty: Tensor, tile: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         flow, occlusion = optical_flow(before, now, finest=0, initial=self.flow)
         pitch = (size[0] / now.shape[2], size[1] / now.shape[3])
         moves = touched(dirty, tile, (now.shape[2], now.shape[3]), pitch)
@@ -157,7 +170,7 @@ class Carried:
             return plane
         return ops.warp(plane[:, None], self.flow.to(plane.dtype), 0.0, self.occlusion)[:, 0]
 
-    def _refresh(self, picture: Tensor, refresh: Tensor, why: str | None, grid: tuple[int, int]) -> None:
+    def _refresh(self, picture: Tensor, refresh: Tensor, whole: bool, grid: tuple[int, int]) -> None:
         """Embeds the places that are to be made anew: all of them, or what is inside a box around them."""
         assert self.embedding is not None
         self.refreshed = int(refresh.sum())
@@ -167,7 +180,7 @@ class Carried:
         top, bottom, left, right = int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
         pitch = (self._size[0] // grid[0], self._size[1] // grid[1])
         regular = pitch[0] * grid[0] == self._size[0] and pitch[1] * grid[1] == self._size[1]
-        if why is not None or not regular or 2 * (bottom - top) * (right - left) > grid[0] * grid[1]:
+        if whole or not regular or 2 * (bottom - top) * (right - left) > grid[0] * grid[1]:
             planes = self.embedding.planes(picture) if self._first is None else self._first
             self._first = None
             self.cache.fill(planes, refresh)
@@ -180,9 +193,9 @@ class Carried:
         if planes.shape[2:] != (y1 - y0, x1 - x0):  # an encoder whose grid does not follow the picture's size
             planes = F.interpolate(planes, (y1 - y0, x1 - x0), mode="bilinear", align_corners=False)
         assert self.cache.values is not None
-        whole = self.cache.values.clone()
-        whole[:, :, y0:y1, x0:x1] = planes
-        self.cache.fill(whole, refresh)
+        values = self.cache.values.clone()
+        values[:, :, y0:y1, x0:x1] = planes
+        self.cache.fill(values, refresh)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on."""
@@ -194,11 +207,13 @@ class Carried:
             "histories": dict(self.histories),
             "points": {name: list(points) for name, points in self.points.items()},
             "previous": dict(self.previous),
+            "behind": self.behind,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` gave."""
         self.cache.load_state_dict(state["cache"])
         self.luma, self.flow, self.occlusion = state["luma"], state["flow"], state["occlusion"]
+        self.behind = state["behind"]
         self.histories, self.previous = dict(state["histories"]), dict(state["previous"])
         self.points = {name: list(points) for name, points in state["points"].items()}

@@ -14,10 +14,10 @@ class VideoStats:
 
     Attributes:
         frame: its number, from 0.
-        dirty: how many tiles changed; -1 on a GPU, where asking would wait for it.
+        dirty: how many tiles changed (all, where all are computed anew, but for "age"); -1 on a GPU, where asking would wait for it.
         tiles: of how many, over all pictures of the batch.
-        key: why everything that lags or is carried was made anew, or None: "first", "size ...", "asked", "fixation", "age", "dirty",
-            "cut" or "fade".
+        key: why everything that lags or is carried was made anew, or None: "first", "size ...", "asked", "failure" (of the update before),
+            "age", "dirty", "cut" or "fade".
         milliseconds: by stage, of `update` and of the `select` after it (on a GPU: of queueing it).
         bytes: read and written by detection and by the update of texels, planes and mips: an estimate, from the tiles.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,10 @@ class State:
         planes: what these are made of; see `update_channels`.
         colours, features: what saliency is made of, or None; see `update_saliency`.
         map: of saliency, [B, h, w].
+        embedded: planes of the embedding, where they are made of the newest picture when they are read.
         means: of the map, by cells.
         before: tiles that were dirty one frame ago, and `any_before`, whether there were any.
-        fresh: no frame has been taken in.
+        fresh: no frame has been taken in, or the last one only in part.
         cells: features of cells that nothing touched.
         seen: what tokens have shown.
     """
@@ -46,6 +48,7 @@ class State:
     colours: Tensor | None = None
     features: Tensor | None = None
     map: Tensor | None = None
+    embedded: Tensor | None = None
     means: MapMeans | None = None
     any_before: bool = True
     fresh: bool = True
@@ -87,7 +90,14 @@ class State:
             state.colours, state.features = saliency_state(picture)
         return state
 
-    def update_channels(self, dirty: Tensor, fixation: Tensor | None) -> None:
+    @contextmanager
+    def whole(self) -> Iterator[bool]:
+        """Around what takes in a frame: if it is cut short, this state begins anew. Gives whether it begins."""
+        first, self.fresh = self.fresh, True
+        yield first
+        self.fresh = False
+
+    def update_channels(self, dirty: Tensor, fixation: Tensor | None, first: bool) -> None:
         """Brings the local channels up to `reference`, which differs from what they are of in dirty tiles."""
         ops.update_channels(
             self.local.data,
@@ -99,15 +109,21 @@ class State:
             self.local.levels,
             self.tile,
             None if fixation is None else fixation.to(self.planes.dtype),
-            self.fresh,
+            first,
         )
 
-    def update_saliency(self, dirty: Tensor) -> None:
+    def update_saliency(self, dirty: Tensor, first: bool) -> None:
         """Brings the map of saliency up to `reference`."""
-        self.map = ops.update_saliency(self.reference, self.colours, self.features, dirty, self.before, self.tile, self.fresh)
-        if self.means is None and self.local.data.dtype == torch.float32:
+        self.map = ops.update_saliency(self.reference, self.colours, self.features, dirty, self.before, self.tile, first)
+
+    def saliency(self) -> tuple[Tensor, MapMeans] | None:
+        """The map and what reads it by cells, where that is as good as reading the channel."""
+        if self.map is None or self.local.data.dtype != torch.float32:
+            return None
+        if self.means is None:
             h, w = self.map.shape[1:]
             self.means = MapMeans((h, w), (self.local.height, self.local.width), self.cells.cell, self.local.levels)
+        return self.map, self.means
 
     def touch_cells(self, dirty: Tensor) -> None:
         """Forgets the features of cells that changed, or whose motion ended."""
@@ -125,11 +141,9 @@ class State:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` gave."""
-        if self.local.data.shape != state["local"].shape or self.before.shape != state["before"].shape:
-            raise ValueError(
-                f"state must have texels {list(self.local.data.shape)} and tiles {list(self.before.shape)}, "
-                f"got {list(state['local'].shape)} and {list(state['before'].shape)}"
-            )
+        own, other = self.local.data, state["local"]
+        if own.shape != other.shape or own.dtype != other.dtype:
+            raise ValueError(f"state must have texels {own.dtype} {list(own.shape)}, got {other.dtype} {list(other.shape)}")
         for name in self._SAVED:
             setattr(self, name, state[name].clone() if isinstance(state[name], Tensor) else state[name])
         self.local.data.copy_(state["local"])

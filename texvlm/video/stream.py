@@ -5,27 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from texvlm._ext import integer, ops, real_tensor
+from texvlm._ext import integer, ops
 from texvlm.cascade import needed_channels
 from texvlm.channel_sources import COLOURS, EMBEDDING, HISTORIES, PREVIOUS
-from texvlm.channels import CHANNELS, LOCAL, channel_indices
+from texvlm.channels import CHANNELS, LOCAL, build_channels, channel_indices
 from texvlm.embedding import Embedding, relevance
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.paths import MAX_CELL, CascadeConfig
 from texvlm.pyramid import update_mipmaps
 from texvlm.selection import Selection
 from texvlm.stages import Run
-from texvlm.texture import Texture, as_rgb
+from texvlm.texture import Texture
 from texvlm.tiles import dirty_tiles
 from texvlm.video.cache import CarryRule
 from texvlm.video.carried import Carried
 from texvlm.video.composed import ROWS as _ROWS
 from texvlm.video.composed import StreamTexture, channel_notes, interleave, planar
+from texvlm.video.given import POINTS, checked_fixation, checked_frame, checked_points
 from texvlm.video.lagged import LAGGED, Lagged
 from texvlm.video.results import VideoStats, VideoTokens
 from texvlm.video.scoring import StreamRun
@@ -34,6 +36,13 @@ from texvlm.video.state import State
 if TYPE_CHECKING:
     from texvlm.embedding import EmbeddingProvider
     from texvlm.texture import ImageLike
+
+
+@contextmanager
+def _ordinary() -> Iterator[None]:
+    """Without gradients; and what a stream keeps must not be a tensor of inference mode, which cannot be written to outside of it."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class VideoStream:
@@ -70,7 +79,8 @@ class VideoStream:
         exact: forbids the lagged channels to lag, and the embedding to be carried: they are made anew for each frame that changed.
         measure: "largest" difference in a tile, or "mean": over blocks of 8 x 8 pixels, which sensor noise does not reach.
         rule: when something carried is made anew; its age is `keyframe`.
-        follow: whether flow is sought. By default where something is moved along it; True for `tokens` to recognise what moved.
+        follow: whether flow is sought. By default where something is moved along it; True for `tokens` to recognise what moved, False
+            for what is carried to stay in place.
 
     Example:
         >>> import torch, texvlm
@@ -121,15 +131,17 @@ class VideoStream:
             raise ValueError("query needs embedding=, an Embedding or a provider, which reads it")
         self.embedding = embedding
         self.query = None if query is None or embedding is None else embedding.query(query)
+        if self.query is not None and not (self.query.dim() == 1 and self.query.isfinite().all() and self.query.any()):
+            raise ValueError(f"query must be one text or one vector, which has a direction, got {list(self.query.shape)}")
         needs = needed_channels(self.config)
-        if self.config.asks or "attention" in needs:
-            if self.query is None:
-                raise ValueError(f"path={path!r} needs query= and embedding=")
-            needs |= set(EMBEDDING) if self.config.asks else {"attention"}
-        self._wanted = {*self.names, *needs}
-        moves = {*PREVIOUS, *HISTORIES} | (set() if exact else {*LAGGED, *(EMBEDDING if embedding else ()), "attention"})
-        self._follow = not self._wanted.isdisjoint(moves) if follow is None else follow
-        if self._follow:
+        if self.query is None and (self.config.asks or "attention" in needs):
+            raise ValueError(f"path={path!r} needs query= and embedding=")
+        self._recalls = not needs.isdisjoint((*PREVIOUS, *HISTORIES))
+        self._wanted = {*self.names, *needs, *self._asked()}
+        moves = {*PREVIOUS, *HISTORIES} | (set() if exact else {*LAGGED, *({*EMBEDDING, "attention"} if embedding else ())})
+        self._carries = bool(follow) or not self._wanted.isdisjoint(moves)
+        self._follow = self._carries if follow is None else follow
+        if self._carries:
             self._wanted |= {*COLOURS, "motion"}  # for appearance, and for the plane of luma that motion keeps
         self._local = tuple(CHANNELS[i].name for i in LOCAL if CHANNELS[i].name in self._wanted) or ("red",)
         self._rule = rule or CarryRule(age=self.keyframe)
@@ -141,16 +153,16 @@ class VideoStream:
         """Forgets all frames."""
         self.stats = VideoStats()
         self._state: State | None = None
-        self._carried = Carried(self._wanted, self.embedding, self.query, self._rule)
+        recalls = "previous_relevance" in self._wanted and self.query is not None
+        embeds = recalls or not (self.exact or self._wanted.isdisjoint((*EMBEDDING, "attention")))
+        self._carried = Carried(self._wanted, self.embedding if embeds else None, self.query, self._rule, self._follow)
         self._lagged = Lagged([name for name in LAGGED if name in self._wanted], self.exact)
         self._fixation: Tensor | None = None
         self._since_key = 0
         self._version = 0  # of what the texture shows
         self._content = 0  # of what selections are made of
-        self._forget_results()
+        self._failed = False  # in the middle of an update
         self._memory: Selection | None = None
-
-    def _forget_results(self) -> None:
         self._selected: tuple[int, Selection] | None = None
         self._buffer: tuple[int, Tensor] | None = None
         self._others: dict[tuple[str, ...], tuple[int, Texture]] = {}
@@ -171,129 +183,127 @@ class VideoStream:
             frame: a picture, or a batch of one picture of each stream, as in `build_channels`; uint8 [H, W, 3] arrays and planar tensors
                 are read as they lie. A frame of another size starts anew, and `stats.key` says so.
             delta_only: False recomputes everything.
-            fixation: uv [B, 2], of eccentricity; stays until another is given.
+            fixation: uv [B, 2] (or [2]), of eccentricity; stays until another is given, or a frame of another size.
             fixations: uv [B, P, 2] since the last frame, for channel 17.
             gaze: uv [B, P, 2], for channel 37.
 
         Returns:
-            The stream's own texture: one object, which always shows the newest frame.
+            The stream's own texture: one object, which always shows the newest frame, until frames of another size come.
 
         Raises:
             ValueError: another dtype, device or number of pictures than the frame before. The stream is as it was.
+
+        What an embedding raises comes through. Such a frame counts, nothing can be read of it, and with the next one all is made anew.
         """
+        with _ordinary():
+            return self._update(frame, delta_only, fixation, {"fixation_history": fixations, "gaze_history": gaze})
+
+    def _update(self, frame: ImageLike, delta_only: bool, fixation: Tensor | None, given: dict[str, Tensor | None]) -> Texture:
         start = time.perf_counter()
-        picture, why = self._checked(frame)
-        given = {"fixation_history": ("fixations", fixations), "gaze_history": ("gaze", gaze)}
-        points = {name: self._points(argument, at, picture) for name, (argument, at) in given.items() if at is not None}
-        centre = None if fixation is None else self._points("fixation", fixation, picture)[:, 0]
+        known = None if self._state is None or self._state.fresh else self._state.reference
+        picture, why = checked_frame(frame, known)
+        points = {name: checked_points(POINTS[name], at, picture) for name, at in given.items() if at is not None}
+        centre = None if fixation is None else checked_fixation(fixation, picture)
         if why is not None:
-            number = self.stats.frame
-            if self._state is not None:
-                self.reset()
-            self.stats.frame = number
-            self._state = self._begin(picture)
+            number, begun = self.stats.frame, self._begin(picture)
+            self.reset()
+            self.stats.frame, self._state = number, begun
         state = self._state
         assert state is not None
-        if centre is not None and (self._fixation is None or not torch.equal(self._fixation, centre)):
-            self._fixation = centre
-            why = why or ("fixation" if "eccentricity" in self._local else None)
+        gazed = centre is not None and (self._fixation is None or not torch.equal(self._fixation, centre))
+        self._fixation = centre if gazed else self._fixation
         for name, at in points.items():
-            self._carried.points[name].append(at)
-        why = why or (None if delta_only else "asked")
-        stats = VideoStats(self.stats.frame + 1, tiles=state.before.numel())
-        self.stats = stats
-        due = why is not None or self._since_key >= self.keyframe
-        with torch.no_grad():
-            dirty, any_dirty = self._detect(picture, why, due)
-            stats.milliseconds["detect"] = 1e3 * (time.perf_counter() - start)
-            if any_dirty or state.any_before:
-                why = self._bring_up(dirty, why, any_dirty) or why
-            else:
-                self._carried.still()
-            if self._follow and not self._wanted.isdisjoint(HISTORIES):
-                with self._timed("carry"):
-                    self._carried.age()
-                    self._version += 1
-        if why is None and due:
-            why = "age"
-            self._lagged.stale = self._lagged.stale or self._lagged.flow is not None
-        self._since_key = 1 if why is not None else self._since_key + 1
-        stats.key = why
+            self._recall(name, at)
+        why = why or ("failure" if self._failed else None if delta_only else "asked")
+        everywhere = why is not None or (gazed and "eccentricity" in self._local)
+        key = why or ("age" if self._since_key >= self.keyframe else None)
+        stats = self.stats = VideoStats(self.stats.frame + 1, tiles=state.before.numel())
+        self._failed = True
+        dirty, any_dirty = self._detect(picture, key)
+        stats.milliseconds["detect"] = 1e3 * (time.perf_counter() - start)
+        if everywhere or any_dirty or state.any_before or (key is not None and self._carried.behind):
+            key = self._bring_up(dirty, any_dirty, everywhere, key)
+        elif self._carried.still(state.map):
+            self._shows_another()
+        if self._carries and not self._wanted.isdisjoint(HISTORIES):
+            with self._timed("carry"):
+                if self._carried.age():
+                    self._shows_another()
+        self._failed = False
+        if why is not None:
+            stats.dirty = stats.tiles
+        stats.bytes = state.bytes_touched(stats.tiles if everywhere else stats.dirty)
+        self._since_key = 1 if key is not None else self._since_key + 1
+        stats.key = key
         return self.texture
 
-    def _checked(self, frame: ImageLike) -> tuple[Tensor, str | None]:
-        """The frame as [B, 3, H, W], and why the stream starts anew with it, or None. The stream is not changed."""
-        picture = as_rgb(frame, "frame").detach()
-        if not all(picture.shape):
-            raise ValueError(f"frame must have at least one pixel, got {list(picture.shape)}")
-        if self._state is None:
-            return picture, "first"
-        known = self._state.reference
-        for what, got, was in (
-            ("dtype", picture.dtype, known.dtype),
-            ("device", picture.device, known.device),
-            ("number of pictures", len(picture), len(known)),
-        ):
-            if got != was:
-                raise ValueError(f"frame must have the {what} of the frames before, {was}, got {got}; reset() starts anew")
-        (height, width), (h, w) = picture.shape[2:], known.shape[2:]
-        return picture, None if (height, width) == (h, w) else f"size {height} x {width} after {h} x {w}"
+    def _shows_another(self) -> None:
+        """Something was remembered or forgotten, though the picture may be the same."""
+        self._version += 1
+        self._content += self._recalls
 
-    @staticmethod
-    def _points(name: str, points: Tensor, picture: Tensor) -> Tensor:
-        points = real_tensor(name, points).to(picture.device, torch.float32)
-        points = points.reshape(1, -1, 2) if points.dim() < 3 and points.shape[-1:] == (2,) else points
-        points = points.expand(len(picture), -1, -1) if points.dim() == 3 and len(points) == 1 else points
-        if points.dim() != 3 or len(points) != len(picture) or points.shape[2] != 2:
-            raise ValueError(f"{name} must be [B, P, 2] with B = {len(picture)}, got {list(points.shape)}")
-        return points
+    def _recall(self, name: str, points: Tensor) -> None:
+        """Keeps points for the history of this name until the next frame, if somebody wants it."""
+        if name in self._wanted:
+            self._carried.points[name].append(points)
 
     def _begin(self, picture: Tensor) -> State:
         names, saliency = self._local, "saliency" in self._wanted
         return State.begin(picture, names, saliency, self.tile, self.cell, self.dtype, self.levels, self._notes(names))
 
-    def _detect(self, picture: Tensor, why: str | None, due: bool) -> tuple[Tensor, bool]:
+    def _detect(self, picture: Tensor, key: str | None) -> tuple[Tensor, bool]:
         """Which tiles changed, and whether one did (on a GPU: always); `reference` becomes the frame there."""
         state = self._state
         assert state is not None
-        if why is not None:
+        if state.fresh:
             state.reference.copy_(picture)
             self.stats.dirty = state.before.numel()
             return torch.ones_like(state.before), True
         if picture[0].stride() != state.reference[0].stride():  # mixed layouts are compared slowly
             picture = torch.empty_like(state.reference).copy_(picture)
-        threshold = 0.0 if due else self.threshold
-        dirty, _, count = dirty_tiles(picture, state.reference, self.tile, threshold, self.measure)
+        threshold = 0.0 if key is not None else self.threshold
+        measure = self.measure if threshold else "largest"  # pixels may differ where means do not
+        dirty, _, count = dirty_tiles(picture, state.reference, self.tile, threshold, measure)
         if picture.is_cuda:
             self.stats.dirty = -1
             return dirty, True
         self.stats.dirty = int(count.sum())
         return dirty, self.stats.dirty > 0
 
-    def _bring_up(self, dirty: Tensor, why: str | None, any_dirty: bool) -> str | None:
-        """Brings everything up to the reference. Returns why all that is carried was made anew, if it was."""
+    def _bring_up(self, dirty: Tensor, any_dirty: bool, everywhere: bool, key: str | None) -> str | None:
+        """Brings everything up to the reference. Returns why all that is carried was made anew, if it was.
+
+        Args:
+            dirty: the tiles that changed.
+            any_dirty: whether one did.
+            everywhere: whether texels are computed in all of them.
+            key: why all that is carried is to be made anew, or None.
+        """
         state = self._state
         assert state is not None
-        last_map = state.map
-        with self._timed("channels"):
-            state.update_channels(dirty, self._fixation)
-        if state.colours is not None:
-            with self._timed("saliency"):
-                state.update_saliency(dirty)
-        with self._timed("cells"):
-            state.touch_cells(dirty)
-        if self._follow:
-            with self._timed("carry"):
-                found = self._carried.step(state.reference, state.planes[0], state.local, dirty, self.tile, last_map)
-                self._lagged.follow(self._carried.flow, self._carried.occlusion, (found or why) is not None)
-            why = why or found
-        else:
-            self._lagged.follow(None, None, True)
-        state.seen.follow(dirty, self.tile, self._carried.flow, self._carried.occlusion)
-        state.before, state.any_before, state.fresh = dirty, any_dirty, False
+        last_map, tiles = state.map, torch.ones_like(dirty) if everywhere else dirty
+        with state.whole() as first:
+            with self._timed("channels"):
+                state.update_channels(tiles, self._fixation, first)
+            if state.colours is not None:
+                with self._timed("saliency"):
+                    state.update_saliency(tiles, first)
+            with self._timed("cells"):
+                state.touch_cells(tiles)
+        state.before, state.any_before = dirty, any_dirty
+        state.embedded = None if any_dirty else state.embedded
         self._version, self._content = self._version + 1, self._content + 1
-        self.stats.bytes = state.bytes_touched(self.stats.dirty)
-        return why
+        flow: tuple[Tensor | None, Tensor | None] = (None, None)
+        try:
+            if self._carries:
+                with self._timed("carry"):
+                    anew, luma = key is not None or (self.exact and any_dirty), state.planes[0]
+                    found = self._carried.step(state.reference, luma, state.local, dirty, self.tile, last_map, anew)
+                key, flow = key or found, (self._carried.flow, self._carried.occlusion)
+            self._lagged.follow(*flow, key is not None or not self._carries)
+        finally:
+            state.seen.follow(dirty, self.tile, *flow)
+        return key
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -307,6 +317,8 @@ class VideoStream:
     def _ready(self) -> State:
         if self._state is None:
             raise RuntimeError("this stream has seen no frame: call update(frame) first")
+        if self._failed:
+            raise RuntimeError("the last update failed: call update(frame) again")
         return self._state
 
     @property
@@ -317,23 +329,27 @@ class VideoStream:
     @property
     def texture(self) -> Texture:
         """The channels that were asked for, of the newest frame. Interleaved when `data` is read, where not all of them are exact."""
-        local = self._ready().local
+        local = (self._state or self._ready()).local
         if self._texture is None and self.names == self._local:
             self._texture = local
         elif self._texture is None:
-            self._texture = StreamTexture.over(local, self.names, self._notes(self.names), self._interleaved)
+            self._texture = StreamTexture.over(local, self.names, self._notes(self.names), partial(self._interleaved, local))
         return self._texture
 
     def _notes(self, names: Collection[str]) -> dict[str, Any]:
         return channel_notes(names, self.embedding, self.query, self.exact)
 
-    def _interleaved(self) -> Tensor:
-        """The channels asked for, [B, T, C]: into the same buffer as last time."""
+    def _interleaved(self, local: Texture) -> Tensor:
+        """The channels asked for, [B, T, C], of the stream that `local` is of: into the same buffer as last time."""
+        state = self._ready()
+        if state.local is not local:
+            size = f"{local.height} x {local.width}"
+            raise RuntimeError(f"this texture is of frames of {size}, before the stream started anew: read stream.texture")
         if self._buffer is None or self._buffer[0] != self._version:
-            state = self._ready()
             there = [name for name in self.names if name not in self._local]
-            sources = [state.local, *([self._other(there)] if there else [])]
-            out = interleave(sources, self.names, None if self._buffer is None else self._buffer[1])
+            with _ordinary():
+                sources = [local, *([self._other(there)] if there else [])]
+                out = interleave(sources, self.names, None if self._buffer is None else self._buffer[1])
             self._buffer = (self._version, out)
         return self._buffer[1]
 
@@ -342,8 +358,7 @@ class VideoStream:
         key = tuple(name for name in _ROWS if name in set(names))
         if (known := self._others.get(key)) is None or known[0] != self._version:
             state = self._ready()
-            with torch.no_grad():
-                texture = planar(state.reference, state.local, key, self._planes(key), self._notes(key))
+            texture = planar(state.reference, state.local, key, self._planes(key), self._notes(key))
             self._others[key] = known = (self._version, texture)
         return known[1]
 
@@ -351,15 +366,24 @@ class VideoStream:
         """The planes behind these channels."""
         state = self._ready()
         planes = self._carried.planes()
-        if self.exact and self.embedding is not None and not set(names).isdisjoint((*EMBEDDING, "attention")):
-            planes["embedding"] = self.embedding.planes(state.reference)
-        if "attention" in names and "embedding" in planes and self.query is not None:
+        if self.embedding is not None and not set(names).isdisjoint((*EMBEDDING, "attention")):
+            planes["embedding"] = self._embedded(self.embedding)
+        if "attention" in names and self.query is not None:
             planes["attention"] = relevance(planes["embedding"], self.query)
         if state.map is not None and "saliency" in names:
             planes["saliency"] = ops.enlarge(state.map, state.local.height, state.local.width)
         if not set(names).isdisjoint(LAGGED):
             planes |= self._lagged.planes(state.reference)
         return planes
+
+    def _embedded(self, embedding: Embedding) -> Tensor:
+        """The embedding of the newest frame, [B, 16, h, w]: carried, or made where nothing carries it."""
+        if self._carried.embedding is not None and self._carried.cache.values is not None:
+            return self._carried.cache.values
+        state = self._ready()
+        if state.embedded is None:
+            state.embedded = embedding.planes(state.reference)
+        return state.embedded
 
     def select(self) -> Selection:
         """The cells (or tokens) of the newest frame that deserve the budget, as `texvlm.select` chooses them of a full recompute.
@@ -370,7 +394,7 @@ class VideoStream:
         if self._selected is not None and self._selected[0] == self._content:
             return self._selected[1]
         config, memory = self.config, self._memory if self.config.memory else None
-        with torch.no_grad(), self._timed("select"):
+        with _ordinary(), self._timed("select"):
             if config.allocates or config.bound is not None or config.schedule == "clusters" or config.footprint == "line":
                 needs = [name for name in _ROWS if name in needed_channels(config) | self._asked()]
                 there = [name for name in needs if name not in self._local]
@@ -387,9 +411,8 @@ class VideoStream:
                 )
                 run = Run(texture, config, self.k, self.cell, self._vector(), memory)
             else:
-                saliency = None if state.map is None or state.means is None else (state.map, state.means)
                 run = StreamRun(
-                    state.local, self._other, saliency, state.cells, config, self.k, self.cell, self._vector(), memory
+                    state.local, self._other, state.saliency(), state.cells, config, self.k, self.cell, self._vector(), memory
                 )
             selection = run.mixed() if config.scale == "mixed" else run.cells()
         self._selected, self._memory = (self._content, selection), selection
@@ -412,10 +435,13 @@ class VideoStream:
             rest_level: of the coarse picture under everything; 3 is 8 x smaller.
         """
         state, selection = self._ready(), self.select()
-        rgb = interleave([state.local, self._other(COLOURS)] if not set(COLOURS) <= set(self._local) else [state.local], COLOURS)
-        colours = Texture.from_data(rgb, state.local.height, state.local.width, state.local.levels, "mean", COLOURS)
-        shown = selection.tokens(colours, rest_level)
-        return VideoTokens(*shown, *state.seen.status(selection))
+        with _ordinary():
+            local = state.local
+            if not set(COLOURS) <= set(local.names):
+                local = build_channels(state.reference, channels=COLOURS, levels=local.levels, dtype=local.data.dtype)
+            patches, uv, lod, rest = selection.tokens(local, rest_level)
+            rgb = [local.index(name) for name in COLOURS]
+            return VideoTokens(patches[:, :, rgb], uv, lod, rest[:, rgb], *state.seen.status(selection))
 
     def sample_foveated(self, fixation: Tensor, layout: FoveaLayout | None = None) -> FoveatedTokens:
         """`texvlm.sample_foveated` of the stream's texture; the fixation enters the histories (17, 37) with the next frame.
@@ -425,10 +451,8 @@ class VideoStream:
             layout: see `FoveaLayout`; by default 273 tokens.
         """
         tokens = sample_foveated(self.texture, fixation, layout)
-        points = fixation.detach().float()
         for name in HISTORIES:
-            if name in self._wanted:
-                self._carried.points[name].append(points)
+            self._recall(name, checked_points("fixation", fixation, self._ready().reference))
         return tokens
 
     def update_mipmaps(self) -> Texture:
@@ -440,7 +464,9 @@ class VideoStream:
         if self.query is None:
             raise ValueError("relevance needs a stream with query= and embedding=")
         self._ready()
-        return relevance(self._planes(("attention",))["embedding"], self.query)
+        assert self.embedding is not None
+        with _ordinary():
+            return relevance(self._embedded(self.embedding), self.query)
 
     # ---- stopping and going on ----
 
@@ -450,27 +476,45 @@ class VideoStream:
         As in a module's, tensors are those of the stream: save or copy them before the next frame.
         """
         return {
-            "names": list(self.names),
+            "arguments": self._arguments(),
             "state": None if self._state is None else self._state.state_dict(),
             "carried": self._carried.state_dict(),
             "lagged": self._lagged.state_dict(),
             "fixation": self._fixation,
             "memory": self._memory,
+            "selected": self._selected is not None and self._selected[0] == self._content,
+            "failed": self._failed,
             "frame": self.stats.frame,
             "since_key": self._since_key,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where another stream with the same arguments was. On a state that does not fit, this one stays as it is."""
-        if tuple(state["names"]) != self.names:
-            raise ValueError(f"state must be of a stream of {', '.join(self.names)}, got one of {', '.join(state['names'])}")
-        begun = None
-        if state["state"] is not None:
-            begun = self._begin(state["state"]["reference"])
-            begun.load_state_dict(state["state"])
-        self.reset()
-        self._state = begun
-        self._carried.load_state_dict(state["carried"])
-        self._lagged.load_state_dict(state["lagged"])
-        self._fixation, self._memory = state["fixation"], state["memory"]
-        self.stats.frame, self._since_key = state["frame"], state["since_key"]
+        for what, wanted in self._arguments().items():
+            if (got := state["arguments"][what]) != wanted:
+                raise ValueError(f"state must be of a stream with {what} {wanted}, got {got}")
+        kept = dict(self.__dict__)
+        try:
+            with _ordinary():
+                self.reset()
+                if state["state"] is not None:
+                    self._state = self._begin(state["state"]["reference"])
+                    self._state.load_state_dict(state["state"])
+                self._carried.load_state_dict(state["carried"])
+                self._lagged.load_state_dict(state["lagged"])
+            self._fixation, self._memory, self._failed = state["fixation"], state["memory"], state["failed"]
+            self.stats.frame, self._since_key = state["frame"], state["since_key"]
+            if state["selected"] and self._memory is not None and self._memory.indices.shape[1] == self.k:
+                self._selected = (self._content, self._memory)
+        except BaseException:
+            self.__dict__.update(kept)
+            raise
+
+    def _arguments(self) -> dict[str, Any]:
+        """Those that shape what a state holds."""
+        embedding = None if self._carried.embedding is None else self._carried.embedding.name
+        numbers = {"cell": self.cell, "tile": self.tile, "embedding": embedding}
+        return {"channels": ", ".join(self.names), "reads": ", ".join(sorted(self._wanted)), **numbers}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_texture": None, "_buffer": None}  # a copy shows its own frames
