@@ -94,6 +94,12 @@ def test_a_query_is_one_vector(query: object) -> None:
         texvlm.VideoStream(["attention"], embedding=texvlm.DigitsEmbedding(), query=query)
 
 
+def test_an_embedding_has_an_axis_for_each_channel() -> None:
+    few = texvlm.Embedding.fit(texvlm.DigitsEmbedding(), FRAMES[0], axes=8)
+    with pytest.raises(ValueError, match="embedding must have 16 axes"):
+        texvlm.VideoStream(["red"], embedding=few)
+
+
 def test_in_inference_mode_and_out_of_it() -> None:
     stream, before = texvlm.VideoStream([*CHANNELS, "cluster", "gaze_history"], path="video", k=9), None
     for i, frame in enumerate([*FRAMES, *PAN]):
@@ -298,6 +304,14 @@ def test_resumed_between_update_and_select() -> None:
     stream.update(FRAMES[0])
     second.load_state_dict(copy.deepcopy(stream.state_dict()))  # nothing of this frame is chosen yet
     assert torch.equal(second.select().score, stream.select().score)
+
+
+def test_resumed_on_a_still_frame() -> None:
+    stream, second = (texvlm.VideoStream(["gaze_history"]) for _ in range(2))
+    for _ in range(2):
+        stream.update(FRAMES[0], gaze=torch.tensor([[0.5, 0.5]]))
+    second.load_state_dict(copy.deepcopy(stream.state_dict()))
+    same(second.update(FRAMES[0]), stream.update(FRAMES[0]))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -115,16 +115,16 @@ class Carried:
         if values is not None and "previous_relevance" in self.wanted and self.query is not None:
             self.previous["previous_relevance"] = relevance(values, self.query)
 
-    def age(self) -> bool:
-        """Takes a frame, changed or not, into the histories. Returns whether there are any."""
+    def age(self, size: Sequence[int]) -> bool:
+        """Takes a frame of (height, width), changed or not, into the histories. Returns whether there are any."""
         for name, build in zip(HISTORIES, (fixation_history, gaze_history), strict=True):
             before = self.histories.get(name)
             if self.luma is None or (before is None and not self.points[name]):
                 continue
-            size = tuple(max(1, s // PITCH) for s in self._size)
+            height, width = (max(1, s // PITCH) for s in size)
             points = torch.cat(self.points[name], 1) if self.points[name] else self.luma.new_empty((len(self.luma), 0, 2))
             self.points[name].clear()
-            self.histories[name] = build(points, *size, previous=before, flow=self.flow, occlusion=self.occlusion)
+            self.histories[name] = build(points, height, width, previous=before, flow=self.flow, occlusion=self.occlusion)
         return bool(self.histories)
 
     def still(self, saliency: Tensor | None) -> bool:

@@ -15,7 +15,7 @@ from texvlm._ext import integer, ops
 from texvlm.cascade import needed_channels
 from texvlm.channel_sources import COLOURS, EMBEDDING, HISTORIES, PREVIOUS
 from texvlm.channels import CHANNELS, LOCAL, build_channels, channel_indices
-from texvlm.embedding import Embedding, relevance
+from texvlm.embedding import AXES, Embedding, relevance
 from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
 from texvlm.paths import MAX_CELL, CascadeConfig
 from texvlm.pyramid import update_mipmaps
@@ -127,6 +127,8 @@ class VideoStream:
         self.threshold, self.measure, self.exact, self.dtype, self.levels = float(threshold), measure, exact, dtype, levels
         if embedding is not None and not isinstance(embedding, Embedding):
             embedding = Embedding(embedding)
+        if embedding is not None and len(embedding.pca.axes) != AXES:
+            raise ValueError(f"embedding must have {AXES} axes, one for each of its channels, got {len(embedding.pca.axes)}")
         if query is not None and embedding is None:
             raise ValueError("query needs embedding=, an Embedding or a provider, which reads it")
         self.embedding = embedding
@@ -227,7 +229,7 @@ class VideoStream:
             self._shows_another()
         if self._carries and not self._wanted.isdisjoint(HISTORIES):
             with self._timed("carry"):
-                if self._carried.age():
+                if self._carried.age(picture.shape[2:]):
                     self._shows_another()
         self._failed = False
         if why is not None:
