@@ -267,6 +267,40 @@ def test_tokens_say_what_is_new() -> None:
         before, seen = frame, selection
 
 
+def test_tokens_of_mixed_levels_say_what_is_new() -> None:
+    frames = list(films.film("moving", 6, (128, 192)))
+    stream, before = texvlm.VideoStream(["red"], k=40, path="multiscale"), frames[0]
+    stream.update(before)
+    stream.tokens()
+    kept = stream.select()
+    assert kept.lod.max() > 0
+    assert (stream.tokens().status == 0).all()
+    for frame in frames[1:]:
+        stream.update(frame)
+        selection, tokens = stream.select(), stream.tokens()
+        old = [tuple(box) for box in kept.boxes()[0].tolist()]
+        for box, status, source in zip(selection.boxes()[0].tolist(), tokens.status[0].tolist(), tokens.source[0].tolist()):
+            y0, x0, y1, x1 = box
+            if status == 0:
+                assert old[source] == tuple(box) and torch.equal(frame[:, y0:y1, x0:x1], before[:, y0:y1, x0:x1])
+        assert (tokens.status == 0).float().mean() > 0.3
+        kept, before = selection, frame
+
+
+def test_what_is_new_wins_quickly_and_what_is_still_stays() -> None:
+    picture = torch.from_numpy(films.scenery((160, 256), 2)).permute(2, 0, 1).contiguous()
+    stream = texvlm.VideoStream(["red"], k=40, path="video")
+    for _ in range(3):
+        stream.update(picture)
+        before = stream.select()
+    picture = picture.clone()
+    picture[:, 64:96, 96:128] = 255 - picture[:, 64:96, 96:128]  # four cells
+    stream.update(picture)
+    kept = stream.select().mask()[0]
+    assert kept[4:6, 6:8].all()
+    assert (kept & before.mask()[0]).sum() >= 32  # what changes elsewhere is what had to give way, and little more
+
+
 def test_tokens_follow_what_moves() -> None:
     picture = torch.from_numpy(films.scenery((96, 256), 3)).permute(2, 0, 1)
     stream = texvlm.VideoStream(["red"], k=60, follow=True)

@@ -15,6 +15,10 @@ STILL = 1 / 8
 """Flow below this, in pixels of its own grid, moves nothing: what is dirty there is another thing."""
 
 
+LEVELS = 8
+"""Levels that tokens may have: those of `CascadeConfig`."""
+
+
 class Seen:
     """Where the content of each cell was when tokens were last taken.
 
@@ -54,21 +58,39 @@ class Seen:
 
     def status(self, selection: Selection) -> tuple[Tensor, Tensor]:
         """Status and source of the tokens of a selection (see `VideoTokens`), which from now on are those that were shown."""
-        indices, last = selection.indices, self.shown
-        here, count = indices.clamp(min=0), self.came.shape[1]
-        came = self.came.gather(1, here)
+        indices, last, count = selection.indices, self.shown, self.came.shape[1]
         source = torch.full_like(indices, -1)
+        same = torch.zeros_like(indices, dtype=torch.bool)
         if last is not None:
-            place = torch.full_like(self.came, -1)  # which token showed each cell; tokens of other levels are no cells
-            place = F.pad(place, (0, 1), value=-1)
-            kept = (last.indices >= 0) & (last.lod == 0)
-            order = torch.arange(last.indices.shape[1], device=indices.device).expand_as(last.indices)
-            place = place.scatter(1, torch.where(kept, last.indices, count), order)[:, :count]
-            source = torch.where((came >= 0) & (indices >= 0) & (selection.lod == 0), place.gather(1, came.clamp(min=0)), -1)
-        status = torch.where(source < 0, 2, torch.where(came == here, 0, 1))
+            shown = F.pad(torch.full_like(self.came, -1).repeat(1, LEVELS), (0, 1), value=-1)  # which token showed each node
+            nodes = torch.where(last.indices >= 0, last.indices + count * last.lod.long(), LEVELS * count)
+            order = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
+            shown = shown.scatter(1, nodes, order)[:, : LEVELS * count]
+            here, level = indices.clamp(min=0), selection.lod.long()
+            came = self.came.gather(1, here)
+            same = (indices >= 0) & self._unchanged(here, level)
+            # a token over several cells stays or is new; one cell may have come from another
+            from_node = torch.where(same, here + count * level, came.clamp(min=0))
+            known = same | ((indices >= 0) & (level == 0) & (came >= 0))
+            source = torch.where(known, shown.gather(1, from_node), -1)
+        status = torch.where(source < 0, 2, torch.where(same, 0, 1))
         self.came = torch.arange(count, device=indices.device).expand_as(self.came).clone()
         self.shown = selection
         return torch.where(indices < 0, -1, status), source
+
+    def _unchanged(self, first: Tensor, level: Tensor) -> Tensor:
+        """Whether nothing has changed in the cells of tokens, [B, k], which begin at a cell and cover 2^level along both axes."""
+        rows, columns = self.grid
+        changed = (self.came != torch.arange(rows * columns, device=self.came.device)).unflatten(1, self.grid)
+        above = F.pad(changed.cumsum(1).cumsum(2), (1, 0, 1, 0)).flatten(1)  # how many above and left of each corner
+        y, x = first.div(columns, rounding_mode="floor"), first % columns
+        side = torch.ones_like(level) << level
+        down, right = (y + side).clamp(max=rows), (x + side).clamp(max=columns)
+
+        def at(row: Tensor, column: Tensor) -> Tensor:
+            return above.gather(1, row * (columns + 1) + column)
+
+        return at(down, right) - at(y, right) - at(down, x) + at(y, x) == 0
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next status depends on."""
