@@ -6,9 +6,9 @@
 //   s = scale q k + ln n,  o = sum softmax(s) v,
 // one softmax over cells, places and a dense prefix. Which cells are split is decided for a tile of neighbouring queries by the
 // attention a cell has times how much its keys and values differ, and by a bound of its best key ("spread" below).
-// Log-linear counts: J. Hu et al., "Log-linear attention with coarse keys" style pooling as in multi-resolution softmax
-// (Z. Zeng et al., "Multi resolution analysis (MRA) for approximate self-attention", 2022); the bound per cell: J. Tang et al.,
-// "Quest: query-aware sparsity for efficient long-context LLM inference", 2024.
+// Counts in logits: D. Bolya et al., "Token merging: your ViT but faster", 2022 (proportional attention); near places in full, far
+// ones pooled: Z. Zeng et al., "Multi resolution analysis (MRA) for approximate self-attention", 2022; the bound by a cell's least
+// and largest key: J. Tang et al., "Quest: query-aware sparsity for efficient long-context LLM inference", 2024.
 #pragma once
 
 #include "exponential.h"
