@@ -85,8 +85,10 @@ def plan(grid: tuple[int, int], keep: float = KEEP, stages: str | Sequence[int] 
         share = 1.0 if last else min(1.0, (2.5 * keep) ** ((stage + 1) / len(levels)))
         wanted = round(keep * cells[stage]) if last else math.ceil(cells[stage] * share)
         counts.append(min(max(1, wanted), present))
-        finer, most = (0, places) if last else (levels[stage + 1], cells[stage + 1])
-        present = min(most, counts[-1] << 2 * (level - finer))
+        finer = 0 if last else levels[stage + 1]
+        grid_of_finer = _shape(rows, columns, finer)
+        children = math.prod(min(1 << level - finer, side) for side in grid_of_finer)
+        present = min(math.prod(grid_of_finer), counts[-1] * children)
     read = (scored + present) / places
     return AttentionPlan(levels, counts, read) if read < 1 else AttentionPlan([], [], 1.0)
 
