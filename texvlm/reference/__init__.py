@@ -5,6 +5,7 @@ are torch's own autograd. All functions work in float64 and float32 on any devic
 float32 and rounded where they are stored.
 """
 
+from .attention import attention_pack, hierarchical_attention
 from .carrying import carry
 from .cascade import Selection, compact, select, select_topk
 from .channels import build_channels, update_channels
@@ -34,6 +35,7 @@ from .warping import motion, warp
 
 __all__ = [
     "Selection",
+    "attention_pack",
     "boundaries",
     "build_channels",
     "carry",
@@ -47,6 +49,7 @@ __all__ = [
     "gaussian_splat",
     "generate_mipmaps",
     "generate_mipmaps_gl",
+    "hierarchical_attention",
     "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",
