@@ -146,12 +146,18 @@ class PackedKeys:
 
 _TENSORS = ("k", "v", "log_weight", "keys", "values", "log_count", "spread", "low", "high")
 
-pytree.register_pytree_node(
-    PackedKeys,
-    lambda packed: ([getattr(packed, name) for name in _TENSORS], (packed.grid, packed.plan)),
-    lambda tensors, context: PackedKeys(*tensors, *context),  # type: ignore[call-arg, misc]
-    serialized_type_name="texvlm.PackedKeys",
-)
+
+def _flatten(packed: PackedKeys) -> tuple[list[Any], Any]:
+    names = [name for name in _TENSORS if getattr(packed, name) is not None]
+    return [getattr(packed, name) for name in names], (names, packed.grid, packed.plan)
+
+
+def _unflatten(tensors: Any, context: Any) -> PackedKeys:
+    names, grid, what = context
+    return PackedKeys(**{"log_weight": None, **dict(zip(names, tensors))}, grid=grid, plan=what)
+
+
+pytree.register_pytree_node(PackedKeys, _flatten, _unflatten, serialized_type_name="texvlm.PackedKeys")
 torch.serialization.add_safe_globals([PackedKeys, AttentionPlan])
 
 
