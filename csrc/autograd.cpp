@@ -159,7 +159,8 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
     tensor_list out, fixed;
     for (const IValue& result : stack) {
       out.push_back(result.toTensor());
-      if (!out.back().is_floating_point()) fixed.push_back(out.back());
+      // Results that the backward takes no gradient of have none.
+      if (!out.back().is_floating_point() || out.size() > f.gradients) fixed.push_back(out.back());
     }
     if (!fixed.empty()) ctx->mark_non_differentiable(fixed);
     return out;

@@ -222,4 +222,34 @@ TORCH_LIBRARY(texvlm, m) {
   m.def("perturbed_topk(Tensor scores, SymInt k, int samples, float sigma, int seed) -> (Tensor gate, Tensor indices)",
         compliant);
   m.def("perturbed_topk_backward(Tensor grad, Tensor scores, int samples, float sigma, int seed) -> Tensor", compliant);
+
+  // attention: k, v [B, heads, N, D] of the places of a grid, log_weight [B, N] (-inf: not there) -> of the cells of all levels, one
+  // level after another, ceil(height / 2^l) x ceil(width / 2^l): keys and values [B, heads, M, D], their means; log_count [B, M], the
+  // log of the sum of weights; spread [B, heads, M, 2], the variances of keys and of values; low and high [B, heads, M, D], the least
+  // and largest key
+  m.def(
+      "attention_pack(Tensor k, Tensor v, SymInt height, SymInt width, int[] levels, Tensor? log_weight=None) "
+      "-> (Tensor keys, Tensor values, Tensor log_count, Tensor spread, Tensor low, Tensor high)",
+      compliant);
+  m.def(
+      "attention_pack_backward(Tensor grad_keys, Tensor grad_values, Tensor grad_log_count, Tensor k, Tensor v, SymInt height, "
+      "SymInt width, int[] levels, Tensor? log_weight, Tensor keys, Tensor values, Tensor log_count, *, bool[3] mask) "
+      "-> (Tensor grad_k, Tensor grad_v, Tensor grad_log_weight)",
+      compliant);
+  // q [B, H, Nq, D], H a multiple of heads; query_tile: rows and columns of queries on the grid that choose together, or [1, 1];
+  // counts: how many cells of each level are split; choice int32 [B, H, tiles, sum(counts)]: which; prefix [B, heads, P, D]
+  //   -> out [B, H, Nq, D], lse [B, H, Nq], chosen as choice, mass [B, H, N] (or 0 places): the sum over queries
+  m.def(
+      "hierarchical_attention(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor values, Tensor log_count, Tensor spread, Tensor low, "
+      "Tensor high, SymInt height, SymInt width, int[] levels, int[] counts, float scale, int[] query_tile, "
+      "str importance=\"spread\", bool with_mass=False, Tensor? log_weight=None, Tensor? prefix_k=None, Tensor? prefix_v=None, "
+      "Tensor? choice=None) -> (Tensor out, Tensor lse, Tensor chosen, Tensor mass)",
+      compliant);
+  m.def(
+      "hierarchical_attention_backward(Tensor grad, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor keys, Tensor values, "
+      "Tensor log_count, Tensor out, Tensor lse, Tensor chosen, SymInt height, SymInt width, int[] levels, int[] counts, float scale, "
+      "int[] query_tile, Tensor? log_weight, Tensor? prefix_k, Tensor? prefix_v, *, bool[9] mask) "
+      "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_keys, Tensor grad_values, Tensor grad_log_count, "
+      "Tensor grad_log_weight, Tensor grad_prefix_k, Tensor grad_prefix_v)",
+      compliant);
 }

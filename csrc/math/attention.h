@@ -1,14 +1,14 @@
 // Hierarchical attention: keys and values as a texture, one softmax over near and far.
 //
-// The places of a grid are pooled into cells of several levels (attention_pack). Queries read all cells of the coarsest level; the
-// cells that matter most are split, into cells of the next level and in the end into places, and the others are read whole: a
+// The places of a grid are pooled into cells of several levels (attention_pack). Queries read all cells of the coarsest level;
+// the cells that matter most are split, into cells of the next level and in the end into places, and the others are read whole: a
 // cell of n places with the mean key k and the mean value v counts as n places that hold these,
 //   s = scale q k + ln n,  o = sum softmax(s) v,
 // one softmax over cells, places and a dense prefix. Which cells are split is decided for a tile of neighbouring queries by the
 // attention a cell has times how much its keys and values differ, and by a bound of its best key ("spread" below).
-// Counts in logits: D. Bolya et al., "Token merging: your ViT but faster", 2022 (proportional attention); near places in full, far
-// ones pooled: Z. Zeng et al., "Multi resolution analysis (MRA) for approximate self-attention", 2022; the bound by a cell's least
-// and largest key: J. Tang et al., "Quest: query-aware sparsity for efficient long-context LLM inference", 2024.
+// Counts in logits: D. Bolya et al., "Token merging: your ViT but faster", 2022 (proportional attention); near places in full,
+// far ones pooled: Z. Zeng et al., "Multi resolution analysis (MRA) for approximate self-attention", 2022; the bound by a cell's
+// least and largest key: J. Tang et al., "Quest: query-aware sparsity for efficient long-context LLM inference", 2024.
 #pragma once
 
 #include "exponential.h"
@@ -58,7 +58,9 @@ struct CellPyramid {
   // All cells of the first stage; all places, where there are no stages.
   TEXVLM_HD CellBox first() const { return {0, rows_of(0), 0, columns_of(0), columns_of(0), 0}; }
   // The entry of the cell of stage s that place (y, x) is in.
-  TEXVLM_HD int64_t above(int s, int64_t y, int64_t x) const { return offset[s] + (y >> level[s]) * columns_of(s) + (x >> level[s]); }
+  TEXVLM_HD int64_t above(int s, int64_t y, int64_t x) const {
+    return offset[s] + (y >> level[s]) * columns_of(s) + (x >> level[s]);
+  }
 
  private:
   TEXVLM_HD CellBox at(int s, int64_t y, int64_t x, int finer) const {
@@ -103,9 +105,7 @@ struct AttentionShape {
 
   TEXVLM_HD bool alone() const { return tile_rows * tile_columns == 1; }
   TEXVLM_HD int64_t tiles_across() const { return (cells.columns + tile_columns - 1) / tile_columns; }
-  TEXVLM_HD int64_t tiles() const {
-    return alone() ? queries : (cells.rows + tile_rows - 1) / tile_rows * tiles_across();
-  }
+  TEXVLM_HD int64_t tiles() const { return alone() ? queries : (cells.rows + tile_rows - 1) / tile_rows * tiles_across(); }
   // The queries of a tile, as places.
   TEXVLM_HD CellBox tile(int64_t t) const {
     if (alone()) return {0, 1, t, t + 1, queries, 0};

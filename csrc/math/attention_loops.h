@@ -1,0 +1,627 @@
+// The loops of hierarchical attention on the host. A tile of queries lies in the lanes of vectors: keys are broadcast to it, and
+// the softmax runs down the lanes. Queries that choose alone go one by one, with the coordinates in the lanes.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "attention.h"
+#include "products.h"
+
+namespace texvlm {
+
+constexpr int kEntriesAtOnce = 48;  // whose scores, 64 queries each, stay in the first cache beside the queries
+
+// NaN stays NaN: exp_of() makes 0 of it.
+template <class A>
+TEXVLM_HD A exp_or_nan(A x) {
+  const A e = exp_of(x);
+  return x == x ? e : x;
+}
+template <class A>
+constexpr A kNothing = -std::numeric_limits<A>::infinity();  // the log of no weight
+
+// Memory of one thread, aligned to cache lines; what was in it is lost when it grows.
+template <class A>
+class Scratch {
+ public:
+  A* of(int64_t count) {
+    if (static_cast<int64_t>(memory_.size()) < count + kLine) memory_.resize(static_cast<size_t>(count + kLine));
+    const auto at = reinterpret_cast<uintptr_t>(memory_.data());
+    return reinterpret_cast<A*>((at + 63) / 64 * 64);
+  }
+
+ private:
+  static constexpr int64_t kLine = 64 / sizeof(A);
+  std::vector<A> memory_;
+};
+
+// What one head of keys offers: rows of keys or of values by the number of the entry, in the dtype of the arithmetic.
+template <class T>
+struct EntryRows {
+  using A = Acc<T>;
+  const A* cells;
+  const T *places, *prefix;
+  int64_t total, count, dim;
+
+  TEXVLM_HD const A* row(int64_t id, A* widened) const {
+    if (id < total) return cells + id * dim;
+    const T* const from = id < total + count ? places + (id - total) * dim : prefix + (id - total - count) * dim;
+    if constexpr (std::is_same_v<T, A>) {
+      return from;
+    } else {
+      for (int64_t d = 0; d < dim; ++d) widened[d] = static_cast<A>(from[d]);
+      return widened;
+    }
+  }
+  // Rows of up to kEntriesAtOnce entries; widened [kEntriesAtOnce][dim].
+  TEXVLM_HD void rows(const int32_t* ids, int64_t n, A* widened, const A** out) const {
+    for (int64_t i = 0; i < n; ++i) out[i] = row(ids[i], widened + i * dim);
+  }
+};
+
+// The logs of the weights of entries; what has none is no entry.
+template <class A>
+struct EntryWeights {
+  const A *log_count, *log_weight;  // the second may be null
+  int64_t total, count;
+
+  TEXVLM_HD A operator()(int64_t id) const {
+    return id < total ? log_count[id] : id < total + count && log_weight ? log_weight[id - total] : A(0);
+  }
+};
+
+// Cells that are present at a stage, by their index in its grid, and the entries that a choice leads to.
+struct EntryList {
+  std::vector<int32_t> present, next, ids;
+
+  void begin(const AttentionShape& shape) {
+    ids.clear();
+    present.clear();
+    const int64_t first = shape.cells.stages ? shape.cells.cells(0) : 0;
+    for (int64_t i = 0; i < first; ++i) present.push_back(static_cast<int32_t>(i));
+    const int64_t before = shape.cells.total() + shape.cells.places();
+    for (int64_t p = 0; p < shape.prefix; ++p) ids.push_back(static_cast<int32_t>(before + p));
+  }
+  // Splits a cell of stage s.
+  void split(const AttentionShape& shape, int s, int64_t cell) {
+    const CellBox box = shape.cells.children(s, cell);
+    for (int64_t y = box.y0; y < box.y1; ++y)
+      for (int64_t x = box.x0; x < box.x1; ++x) next.push_back(static_cast<int32_t>(y * box.columns + x));
+  }
+  void advance() {
+    present.swap(next);
+    next.clear();
+  }
+  // After the last stage, or where there are none: places.
+  template <class A>
+  void finish(const AttentionShape& shape, const EntryWeights<A>& weights) {
+    const auto total = static_cast<int32_t>(shape.cells.total());
+    if (shape.cells.stages == 0)
+      for (int64_t i = 0; i < shape.cells.places(); ++i) present.push_back(static_cast<int32_t>(i));
+    for (const int32_t i : present)
+      if (weights(total + i) != kNothing<A>) ids.push_back(total + i);
+  }
+  // All of it for a choice that is made: ascending for each stage in turn, -1 beyond.
+  template <class A>
+  void follow(const AttentionShape& shape, const int32_t* chosen, const EntryWeights<A>& weights) {
+    begin(shape);
+    for (int s = 0; s < shape.cells.stages; ++s) {
+      const int32_t* const end = std::find(chosen, chosen + shape.counts[s], -1);
+      for (const int32_t i : present) {
+        if (std::binary_search(chosen, end, i)) {
+          split(shape, s, i);
+        } else if (const auto id = static_cast<int32_t>(shape.cells.offset[s] + i); weights(id) != kNothing<A>) {
+          ids.push_back(id);
+        }
+      }
+      chosen += shape.counts[s];
+      advance();
+    }
+    finish(shape, weights);
+  }
+};
+
+// The best `count` of n values, ties by the lowest cell: flags of them, and their cells, ascending, with -1 beyond.
+template <class A>
+void take_best(const A* values, const std::vector<int32_t>& cells, int64_t count, std::vector<int32_t>& order,
+               std::vector<char>& taken, int32_t* chosen) {
+  const auto n = static_cast<int64_t>(cells.size());
+  const int64_t k = minimum(count, n);
+  order.resize(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(i);
+  if (k < n)
+    std::nth_element(order.begin(), order.begin() + k, order.end(),
+                     [&](int32_t a, int32_t b) { return values[a] != values[b] ? values[a] > values[b] : cells[a] < cells[b]; });
+  taken.assign(static_cast<size_t>(n), 0);
+  for (int64_t i = 0; i < k; ++i) taken[order[i]] = 1, chosen[i] = cells[order[i]];
+  std::sort(chosen, chosen + k);
+  std::fill(chosen + k, chosen + count, -1);
+}
+
+// Values of a stage's cells from their mass, with spread, and the exponents of their bounds, both where `importance` wants
+// them. What is not finite is read in full.
+template <class A>
+TEXVLM_HD void weigh_cells(Importance importance, const A* log_count, int64_t n, A* mass, A* bound, A* values) {
+  A sum = 0, most = kNothing<A>, shares = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (log_count[i] == kNothing<A>) continue;
+    if (importance != Importance::bound && finite(mass[i])) sum += mass[i];
+    if (importance != Importance::mass && finite(bound[i])) most = maximum(most, bound[i]);
+  }
+  if (importance != Importance::mass)
+    for (int64_t i = 0; i < n; ++i)
+      if (log_count[i] != kNothing<A> && finite(bound[i])) shares += exp_of(bound[i] - most);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool by_mass = importance != Importance::bound, by_bound = importance != Importance::mass;
+    if (log_count[i] == kNothing<A>) {
+      values[i] = -1;
+    } else if ((by_mass && !finite(mass[i])) || (by_bound && !finite(bound[i]))) {
+      values[i] = std::numeric_limits<A>::infinity();
+    } else {
+      const A of_mass = by_mass && sum > 0 ? mass[i] / sum : A(0);
+      const A of_bound = by_bound && shares > 0 ? exp_of(bound[i] - most) / shares : A(0);
+      values[i] = importance == Importance::bound ? of_bound : of_mass + static_cast<A>(kBoundShare) * of_bound;
+    }
+  }
+}
+
+#if defined(TEXVLM_HAS_LANES)
+
+template <class T>
+class AttendOnHost {
+  using A = Acc<T>;
+
+ public:
+  explicit AttendOnHost(const Attend<T>& f) : f_(f), shape_(f.shape), dim_(f.shape.dim) {
+    a_ = widened_.of(kEntriesAtOnce * dim_);
+  }
+
+  // Tiles [begin, end) of all heads of all pictures.
+  template <int W>
+  TEXVLM_HD void tiles(int64_t begin, int64_t end) {
+    const int64_t tiles = shape_.tiles();
+    for (int64_t i = begin; i < end; ++i) {
+      enter(i / tiles / shape_.heads, i / tiles % shape_.heads);
+      tile<W>(i % tiles);
+    }
+  }
+  // Groups of kPanel queries that choose alone, of all heads of all pictures.
+  template <int W>
+  TEXVLM_HD void queries(int64_t begin, int64_t end) {
+    const int64_t groups = (shape_.queries + kPanel - 1) / kPanel;
+    for (int64_t i = begin; i < end; ++i) {
+      enter(i / groups / shape_.heads, i / groups % shape_.heads);
+      group<W>(i % groups * kPanel);
+    }
+  }
+
+ private:
+  void enter(int64_t b, int64_t head) {
+    const CellPyramid& cells = shape_.cells;
+    const int64_t total = cells.total(), places = cells.places(), kv = b * shape_.kv_heads + shape_.kv_head(head);
+    keys_ = {
+        f_.keys + kv * total * dim_, f_.k + kv * places * dim_, f_.prefix_k + kv * shape_.prefix * dim_, total, places, dim_};
+    values_ = {
+        f_.values + kv * total * dim_, f_.v + kv * places * dim_, f_.prefix_v + kv * shape_.prefix * dim_, total, places, dim_};
+    weights_ = {f_.log_count + b * total, f_.log_weight ? f_.log_weight + b * places : nullptr, total, places};
+    low_ = f_.low + kv * total * dim_, high_ = f_.high + kv * total * dim_, spread_ = f_.spread + kv * total * 2;
+    head_ = b * shape_.heads + head;
+  }
+
+  const int32_t* given(int64_t t) const { return f_.choice + (head_ * shape_.tiles() + t) * shape_.splits; }
+  int32_t* chosen(int64_t t) const { return f_.chosen + (head_ * shape_.tiles() + t) * shape_.splits; }
+  A spread(int64_t id) const { return spread_[2 * id] * sqrt_of(spread_[2 * id + 1]); }
+
+  // ---- a tile, its queries in lanes ----
+
+  template <int W>
+  TEXVLM_HD void tile(int64_t t) {
+    constexpr int V = kPanelVectors<W>;
+    const CellBox box = shape_.tile(t);
+    const int64_t n = box.count();
+    A* const q = q_.of(dim_ * kPanel);
+    for (int64_t i = 0; i < kPanel; ++i) {
+      const T* const from = i < n ? f_.q + (head_ * shape_.queries + box.cell(i)) * dim_ : nullptr;
+      for (int64_t d = 0; d < dim_; ++d) q[d * kPanel + i] = from ? static_cast<A>(shape_.scale) * static_cast<A>(from[d]) : A(0);
+    }
+    kept_ = 0;
+    if (f_.choice) {
+      list_.follow(shape_, given(t), weights_);
+      std::copy(given(t), given(t) + shape_.splits, chosen(t));
+    } else {
+      choose<W>(n, q, chosen(t));
+    }
+
+    alignas(64) A most[kPanel], base[kPanel], sum[kPanel];
+    for (int i = 0; i < kPanel; ++i) most[i] = kNothing<A>, sum[i] = 0;
+    A* const out = out_.of(dim_ * kPanel);
+    std::fill(out, out + dim_ * kPanel, A(0));
+    const auto count = static_cast<int64_t>(list_.ids.size());
+    A* const all = f_.mass ? all_.of(count * kPanel) : nullptr;
+    A* const chunk = chunk_.of(kEntriesAtOnce * kPanel);
+    const A* rows[kEntriesAtOnce];
+    for (int64_t e = 0; e < count;) {
+      const bool known = e < kept_;
+      const int64_t m = minimum<int64_t>(kEntriesAtOnce, (known ? kept_ : count) - e);
+      const A* s = chunk;
+      if (known) {
+        s = kept_scores_.of(0) + e * kPanel;
+      } else {
+        score<W>(list_.ids.data() + e, m, n, q, chunk);
+      }
+      if (all) std::copy(s, s + m * kPanel, all + e * kPanel);
+      rescale(s, m, most, sum, out);
+      for (int j = 0; j < kPanel; ++j) base[j] = most[j] == kNothing<A> ? A(0) : most[j];
+      for (int64_t i = 0; i < m; ++i)
+        for (int j = 0; j < kPanel; ++j) {
+          const A p = exp_or_nan(s[i * kPanel + j] - base[j]);
+          chunk[i * kPanel + j] = p;
+          sum[j] += p;
+        }
+      values_.rows(list_.ids.data() + e, m, a_, rows);
+      multiply_columns<W, V>(rows, m, dim_, chunk, kPanel, n, out, kPanel);
+      e += m;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = head_ * shape_.queries + box.cell(i);
+      const A share = sum[i] == 0 ? A(0) : A(1) / sum[i];  // it is 0 where there are no entries, or all scores are -inf
+      for (int64_t d = 0; d < dim_; ++d) f_.out[at * dim_ + d] = static_cast<T>(sum[i] == 0 ? A(0) : out[d * kPanel + i] * share);
+      f_.lse[at] = sum[i] == 0 ? kNothing<A> : most[i] + std::log(sum[i]);
+      sum[i] = f_.lse[at];
+    }
+    if (all)
+      for (int64_t e = 0; e < count; ++e) {
+        A mass = 0;
+        for (int64_t i = 0; i < n; ++i)
+          if (sum[i] != kNothing<A>) mass += exp_or_nan(all[e * kPanel + i] - sum[i]);
+        share_out(list_.ids[e], mass);
+      }
+  }
+
+  // Brings the largest scores up to m more rows, and what has been summed with them.
+  TEXVLM_HD void rescale(const A* s, int64_t m, A* most, A* sum, A* out) const {
+    alignas(64) A factor[kPanel];
+    bool changed = false;
+    for (int j = 0; j < kPanel; ++j) factor[j] = most[j];
+    for (int64_t i = 0; i < m; ++i)
+      for (int j = 0; j < kPanel; ++j) most[j] = most[j] < s[i * kPanel + j] ? s[i * kPanel + j] : most[j];
+    for (int j = 0; j < kPanel; ++j) {
+      changed |= factor[j] != most[j];
+      factor[j] = sum[j] == 0 ? A(1) : exp_or_nan(factor[j] - most[j]);
+      sum[j] *= factor[j];
+    }
+    if (!changed) return;
+    for (int64_t d = 0; d < dim_; ++d)
+      for (int j = 0; j < kPanel; ++j) out[d * kPanel + j] *= factor[j];
+  }
+
+  // Scores of entries [count][kPanel], the logs of their weights added.
+  template <int W>
+  TEXVLM_HD void score(const int32_t* ids, int64_t count, int64_t n, const A* q, A* s) {
+    const A* rows[kEntriesAtOnce];
+    for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
+      const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
+      keys_.rows(ids + e, m, a_, rows);
+      multiply_rows<W, kPanelVectors<W>, false>(rows, m, dim_, q, kPanel, n, s + e * kPanel, kPanel);
+      for (int64_t i = 0; i < m; ++i) {
+        const A log = weights_(ids[e + i]);
+        A* const row = s + (e + i) * kPanel;
+        for (int j = 0; j < kPanel; ++j) row[j] = j < n ? row[j] + log : A(0);
+      }
+    }
+  }
+
+  // Splits what matters most, stage by stage: list_ has the entries then, and kept_scores_ the scores of the first kept_ of them.
+  template <int W>
+  TEXVLM_HD void choose(int64_t n, const A* q, int32_t* to) {
+    const CellPyramid& cells = shape_.cells;
+    list_.begin(shape_);
+    A* const kept = kept_scores_.of((shape_.prefix + cells.total()) * kPanel);
+    if (shape_.prefix) score<W>(list_.ids.data(), shape_.prefix, n, q, kept);
+    kept_ = shape_.prefix;
+    alignas(64) A most[kPanel], left[kPanel], total[kPanel];  // sums of exponents: of what stays, of all that is present
+    for (int j = 0; j < kPanel; ++j) most[j] = kNothing<A>, left[j] = 0;
+    for (int64_t i = 0; i < kept_; ++i)
+      for (int j = 0; j < kPanel; ++j) most[j] = most[j] < kept[i * kPanel + j] ? kept[i * kPanel + j] : most[j];
+    for (int64_t i = 0; i < kept_; ++i)
+      for (int j = 0; j < kPanel; ++j) left[j] += exp_or_nan(kept[i * kPanel + j] - (most[j] == kNothing<A> ? A(0) : most[j]));
+
+    for (int s = 0; s < cells.stages; ++s) {
+      const auto present = static_cast<int64_t>(list_.present.size());
+      if (shape_.counts[s] >= present) {  // nothing to choose
+        int32_t* const end = std::copy(list_.present.begin(), list_.present.end(), to);
+        std::sort(to, end);
+        std::fill(end, to + shape_.counts[s], -1);
+        for (const int32_t i : list_.present) list_.split(shape_, s, i);
+      } else {
+        number(s);
+        A* const scores = scores_.of(present * kPanel);
+        A* const exps = exps_.of(present * kPanel);
+        score<W>(numbers_.data(), present, n, q, scores);
+        alignas(64) A before[kPanel];
+        for (int j = 0; j < kPanel; ++j) before[j] = most[j];
+        for (int64_t i = 0; i < present; ++i)
+          for (int j = 0; j < kPanel; ++j) most[j] = most[j] < scores[i * kPanel + j] ? scores[i * kPanel + j] : most[j];
+        for (int j = 0; j < kPanel; ++j) {
+          left[j] *= before[j] == most[j] || left[j] == 0 ? A(1) : exp_or_nan(before[j] - most[j]);
+          total[j] = left[j];
+          before[j] = most[j] == kNothing<A> ? A(0) : most[j];
+        }
+        for (int64_t i = 0; i < present; ++i)
+          for (int j = 0; j < kPanel; ++j) {
+            const A e = exp_or_nan(scores[i * kPanel + j] - before[j]);
+            exps[i * kPanel + j] = e;
+            total[j] += e;
+          }
+        weigh<W>(n, q, most, total, exps);
+        take_best(cell_values_.of(0), list_.present, shape_.counts[s], order_, taken_, to);
+        for (int64_t i = 0; i < present; ++i) {
+          if (taken_[i]) {
+            list_.split(shape_, s, list_.present[i]);
+          } else if (weights_(numbers_[i]) != kNothing<A>) {
+            list_.ids.push_back(numbers_[i]);
+            std::copy(scores + i * kPanel, scores + (i + 1) * kPanel, kept + kept_++ * kPanel);
+            for (int j = 0; j < kPanel; ++j) left[j] += exps[i * kPanel + j];
+          }
+        }
+      }
+      to += shape_.counts[s];
+      list_.advance();
+    }
+    list_.finish(shape_, weights_);
+  }
+
+  // The present cells as entries.
+  void number(int s) {
+    numbers_.clear();
+    for (const int32_t i : list_.present) numbers_.push_back(static_cast<int32_t>(shape_.cells.offset[s] + i));
+  }
+
+  // The values of the present cells to a tile, in cell_values_.
+  template <int W>
+  TEXVLM_HD void weigh(int64_t n, const A* q, const A* most, A* total, A* exps) {
+    const auto present = static_cast<int64_t>(numbers_.size());
+    int64_t say = 0;
+    bool all = true;
+    for (int j = 0; j < kPanel; ++j) {
+      const bool has = j < n && finite(most[j]) && finite(total[j]) && total[j] > 0;
+      total[j] = has ? A(1) / total[j] : A(0);
+      say += has;
+      all &= has || j >= n;
+    }
+    if (!all)
+      for (int64_t i = 0; i < present; ++i)
+        for (int j = 0; j < kPanel; ++j) exps[i * kPanel + j] = total[j] == 0 ? A(0) : exps[i * kPanel + j];
+    A* const mass = mass_.of(present);
+    for (int64_t i = 0; i < present; ++i) {
+      alignas(64) A sum[16] = {};
+      for (int j = 0; j < kPanel; j += 16)
+        for (int l = 0; l < 16; ++l) sum[l] += exps[i * kPanel + j + l] * total[j + l];
+      A one = 0;
+      for (int l = 0; l < 16; ++l) one += sum[l];
+      mass[i] = f_.importance == Importance::spread ? one * spread(numbers_[i]) : one;
+    }
+    A* const mean = mean_.of(dim_);
+    for (int64_t d = 0; d < dim_; ++d) {
+      A sum = 0;
+      for (int64_t j = 0; j < n; ++j) sum += total[j] == 0 ? A(0) : q[d * kPanel + j];
+      mean[d] = say ? sum / static_cast<A>(say) : A(0);
+    }
+    weigh_present<W>(mean, mass);
+  }
+  // With the masses known, and one query for the bound.
+  template <int W>
+  TEXVLM_HD void weigh_present(const A* u, A* mass) {
+    const auto present = static_cast<int64_t>(numbers_.size());
+    A* const bound = bound_.of(present);
+    if (f_.importance != Importance::mass) {  // max(u low, u high) = max(u, 0) high + min(u, 0) low
+      A* const up = sides_.of(2 * dim_);
+      A* const down = up + dim_;
+      for (int64_t d = 0; d < dim_; ++d) up[d] = maximum(u[d], A(0)), down[d] = minimum(u[d], A(0));
+      const A* rows[kEntriesAtOnce];
+      for (int64_t e = 0; e < present; e += kEntriesAtOnce) {
+        const int64_t m = minimum<int64_t>(kEntriesAtOnce, present - e);
+        for (int64_t i = 0; i < m; ++i) rows[i] = high_ + numbers_[e + i] * dim_;
+        multiply_vector<W, false>(rows, m, dim_, up, bound + e);
+        for (int64_t i = 0; i < m; ++i) rows[i] = low_ + numbers_[e + i] * dim_;
+        multiply_vector<W, true>(rows, m, dim_, down, bound + e);
+      }
+    }
+    weigh_known(mass, bound);
+  }
+  TEXVLM_HD void weigh_known(A* mass, A* bound) {
+    const auto present = static_cast<int64_t>(numbers_.size());
+    A* const logs = logs_.of(present);
+    for (int64_t i = 0; i < present; ++i) logs[i] = weights_(numbers_[i]);
+    weigh_cells(f_.importance, logs, present, mass, bound, cell_values_.of(present));
+  }
+
+  void share_out(int64_t id, A mass) {
+    const CellPyramid& cells = shape_.cells;
+    A* const to = f_.mass + head_ * cells.places();
+    if (id >= cells.total()) {
+      if (id < cells.total() + cells.places()) to[id - cells.total()] += mass;
+      return;
+    }
+    int s = 0;
+    while (id >= cells.offset[s + 1]) ++s;
+    const CellBox box = cells.places_of(s, id - cells.offset[s]);
+    const A log = weights_(id);
+    for (int64_t i = 0; i < box.count(); ++i) {
+      const int64_t j = box.cell(i);
+      const A own = weights_(cells.total() + j);
+      if (own != kNothing<A>) to[j] += mass * exp_of(own - log);
+    }
+  }
+
+  // ---- queries that choose alone ----
+
+  template <int W>
+  TEXVLM_HD void group(int64_t first) {
+    const int64_t n = minimum<int64_t>(kPanel, shape_.queries - first), cells = shape_.cells.stages ? shape_.cells.cells(0) : 0;
+    const bool together = n >= kTogether && cells > 0 && !f_.choice && shape_.counts[0] < cells;
+    A *scores = nullptr, *bounds = nullptr;
+    if (together) {  // all of them read all cells of the first stage
+      constexpr int V = kPanelVectors<W>;
+      A* const q = q_.of(3 * dim_ * kPanel);
+      A *const up = q + dim_ * kPanel, *const down = up + dim_ * kPanel;
+      for (int64_t i = 0; i < kPanel; ++i)
+        for (int64_t d = 0; d < dim_; ++d) {
+          const int64_t at = (head_ * shape_.queries + first + i) * dim_ + d;
+          const A u = i < n ? static_cast<A>(shape_.scale) * static_cast<A>(f_.q[at]) : A(0);
+          q[d * kPanel + i] = u, up[d * kPanel + i] = maximum(u, A(0)), down[d * kPanel + i] = minimum(u, A(0));
+        }
+      list_.begin(shape_);
+      number(0);
+      A* const panel = scores_.of(cells * kPanel);
+      scores = all_.of(2 * cells * kPanel), bounds = scores + cells * kPanel;
+      score<W>(numbers_.data(), cells, n, q, panel);
+      turn(panel, cells, scores);
+      if (f_.importance != Importance::mass) {
+        const A* rows[kEntriesAtOnce];
+        for (int64_t e = 0; e < cells; e += kEntriesAtOnce) {
+          const int64_t m = minimum<int64_t>(kEntriesAtOnce, cells - e);
+          for (int64_t i = 0; i < m; ++i) rows[i] = high_ + (e + i) * dim_;
+          multiply_rows<W, V, false>(rows, m, dim_, up, kPanel, n, panel + e * kPanel, kPanel);
+          for (int64_t i = 0; i < m; ++i) rows[i] = low_ + (e + i) * dim_;
+          multiply_rows<W, V, true>(rows, m, dim_, down, kPanel, n, panel + e * kPanel, kPanel);
+        }
+        turn(panel, cells, bounds);
+      }
+    }
+    for (int64_t i = 0; i < n; ++i)
+      query<W>(first + i, together ? scores + i * cells : nullptr, together ? bounds + i * cells : nullptr);
+  }
+  TEXVLM_HD static void turn(const A* panel, int64_t rows, A* out) {
+    for (int64_t r0 = 0; r0 < rows; r0 += 16)
+      for (int j = 0; j < kPanel; ++j)
+        for (int64_t r = r0; r < minimum<int64_t>(r0 + 16, rows); ++r) out[j * rows + r] = panel[r * kPanel + j];
+  }
+
+  // Scores of entries to one query, the logs of their weights added.
+  template <int W>
+  TEXVLM_HD void score_one(const int32_t* ids, int64_t count, const A* u, A* s) {
+    const A* rows[kEntriesAtOnce];
+    for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
+      const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
+      keys_.rows(ids + e, m, a_, rows);
+      multiply_vector<W, false>(rows, m, dim_, u, s + e);
+      for (int64_t i = 0; i < m; ++i) s[e + i] += weights_(ids[e + i]);
+    }
+  }
+
+  // `scores` and `bounds` of all cells of the first stage, or null.
+  template <int W>
+  TEXVLM_HD void query(int64_t t, const A* scores, A* bounds) {
+    const CellPyramid& cells = shape_.cells;
+    A* const u = mean_.of(dim_);
+    const int64_t at = head_ * shape_.queries + t;
+    for (int64_t d = 0; d < dim_; ++d) u[d] = static_cast<A>(shape_.scale) * static_cast<A>(f_.q[at * dim_ + d]);
+    A* s;
+    if (f_.choice) {
+      list_.follow(shape_, given(t), weights_);
+      std::copy(given(t), given(t) + shape_.splits, chosen(t));
+      s = kept_scores_.of(static_cast<int64_t>(list_.ids.size()));
+      score_one<W>(list_.ids.data(), static_cast<int64_t>(list_.ids.size()), u, s);
+    } else {
+      list_.begin(shape_);
+      s = kept_scores_.of(shape_.entries());
+      score_one<W>(list_.ids.data(), shape_.prefix, u, s);
+      int64_t kept = shape_.prefix;
+      int32_t* to = chosen(t);
+      for (int stage = 0; stage < cells.stages; ++stage, list_.advance()) {
+        const auto present = static_cast<int64_t>(list_.present.size());
+        number(stage);
+        if (shape_.counts[stage] >= present) {
+          int32_t* const end = std::copy(list_.present.begin(), list_.present.end(), to);
+          std::sort(to, end);
+          std::fill(end, to + shape_.counts[stage], -1);
+          for (const int32_t i : list_.present) list_.split(shape_, stage, i);
+        } else {
+          A* const own = chunk_.of(present);
+          if (stage == 0 && scores) {
+            std::copy(scores, scores + present, own);
+          } else {
+            score_one<W>(numbers_.data(), present, u, own);
+          }
+          weigh_one<W>(u, s, kept, own, stage == 0 ? bounds : nullptr);
+          take_best(cell_values_.of(0), list_.present, shape_.counts[stage], order_, taken_, to);
+          for (int64_t i = 0; i < present; ++i) {
+            if (taken_[i]) {
+              list_.split(shape_, stage, list_.present[i]);
+            } else if (own[i] != kNothing<A>) {
+              list_.ids.push_back(numbers_[i]);
+              s[kept++] = own[i];
+            }
+          }
+        }
+        to += shape_.counts[stage];
+      }
+      list_.finish(shape_, weights_);
+      score_one<W>(list_.ids.data() + kept, static_cast<int64_t>(list_.ids.size()) - kept, u, s + kept);
+    }
+    const auto count = static_cast<int64_t>(list_.ids.size());
+    A most = kNothing<A>, sum = 0;
+    for (int64_t i = 0; i < count; ++i) most = most < s[i] ? s[i] : most;
+    if (most == kNothing<A>) most = 0;
+    for (int64_t i = 0; i < count; ++i) s[i] = exp_or_nan(s[i] - most);
+    for (int64_t i = 0; i < count; ++i) sum += s[i];
+    A* const out = out_.of(dim_);
+    std::fill(out, out + dim_, A(0));
+    const A* rows[kEntriesAtOnce];
+    for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
+      const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
+      values_.rows(list_.ids.data() + e, m, a_, rows);
+      add_rows<W>(rows, m, dim_, s + e, out);
+    }
+    for (int64_t d = 0; d < dim_; ++d) f_.out[at * dim_ + d] = static_cast<T>(sum == 0 ? A(0) : out[d] / sum);
+    f_.lse[at] = sum == 0 ? kNothing<A> : most + std::log(sum);
+    if (f_.mass && sum != 0)
+      for (int64_t e = 0; e < count; ++e) share_out(list_.ids[e], s[e] / sum);
+  }
+
+  // The values of the present cells to one query, whose scores of what stays and of the cells are known.
+  template <int W>
+  TEXVLM_HD void weigh_one(const A* u, const A* stays, int64_t kept, const A* own, A* bounds) {
+    const auto present = static_cast<int64_t>(numbers_.size());
+    A most = kNothing<A>, total = 0;
+    for (int64_t i = 0; i < kept; ++i) most = most < stays[i] ? stays[i] : most;
+    for (int64_t i = 0; i < present; ++i) most = most < own[i] ? own[i] : most;
+    A* const mass = mass_.of(present);
+    for (int64_t i = 0; i < kept; ++i) total += exp_or_nan(stays[i] - most);
+    for (int64_t i = 0; i < present; ++i) total += mass[i] = exp_or_nan(own[i] - most);
+    const bool has = finite(most) && finite(total) && total > 0;
+    for (int64_t i = 0; i < present; ++i) {
+      const A share = has ? mass[i] / total : A(0);
+      mass[i] = f_.importance == Importance::spread ? share * spread(numbers_[i]) : share;
+    }
+    if (!has) {  // no say: its mean is that of no query
+      A* const none = none_.of(dim_);
+      std::fill(none, none + dim_, A(0));
+      return weigh_present<W>(none, mass);
+    }
+    if (bounds) return weigh_known(mass, bounds);
+    weigh_present<W>(u, mass);
+  }
+
+  static constexpr int64_t kTogether = 6;  // queries for which a panel pays
+
+  const Attend<T>& f_;
+  const AttentionShape& shape_;
+  int64_t dim_, head_ = 0, kept_ = 0;
+  EntryRows<T> keys_{}, values_{};
+  EntryWeights<A> weights_{};
+  const A *low_ = nullptr, *high_ = nullptr, *spread_ = nullptr;
+  A* a_;
+  EntryList list_;
+  std::vector<int32_t> numbers_, order_;
+  std::vector<char> taken_;
+  Scratch<A> widened_, q_, out_, chunk_, all_, kept_scores_, scores_, exps_, mass_, mean_, bound_, sides_, logs_, cell_values_,
+      none_;
+};
+
+#endif
+
+}  // namespace texvlm
