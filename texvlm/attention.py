@@ -154,7 +154,8 @@ def _flatten(packed: PackedKeys) -> tuple[list[Any], Any]:
 
 def _unflatten(tensors: Any, context: Any) -> PackedKeys:
     names, grid, what = context
-    return PackedKeys(**{"log_weight": None, **dict(zip(names, tensors))}, grid=grid, plan=what)
+    found: dict[str, Any] = {"log_weight": None, **dict(zip(names, tensors)), "grid": grid, "plan": what}
+    return PackedKeys(**found)
 
 
 pytree.register_pytree_node(PackedKeys, _flatten, _unflatten, serialized_type_name="texvlm.PackedKeys")
@@ -211,7 +212,8 @@ def pack_keys(
 
 
 def _pack(k: Tensor, v: Tensor, log_weight: Tensor | None, grid: tuple[int, int], what: AttentionPlan) -> PackedKeys:
-    return PackedKeys(k, v, log_weight, *ops.attention_pack(k, v, *grid, what.levels, log_weight), grid, what)
+    cells = ops.attention_pack(k, v, *grid, what.levels, log_weight)
+    return PackedKeys(k, v, log_weight, *cells, grid=grid, plan=what)
 
 
 def hierarchical_attention(
@@ -345,7 +347,7 @@ def _replanned(packed: PackedKeys, keep: float | None, exact: bool) -> PackedKey
         return packed
     levels = packed.plan.levels
     what = plan(packed.grid, 1 if exact or keep is None else keep, (*levels, 0))
-    cells = {name: getattr(packed, name) for name in _TENSORS}
+    cells: dict[str, Any] = {name: getattr(packed, name) for name in _TENSORS}
     if levels and not what.levels:
         cells |= {name: cells[name][:, :, :0] for name in ("keys", "values", "spread", "low", "high")}
         cells["log_count"] = cells["log_count"][:, :0]
