@@ -9,9 +9,11 @@ __version__ = "0.1.0"  # before all that can fail: `doctor` says it then
 from pathlib import Path as _Path
 
 from texvlm import _ext as _ext
+from texvlm import attention as attention
 from texvlm import gl as gl
 from texvlm._ext import build_info, cached_bytes, empty_cache
 from texvlm.allocator import Allocator, Information, Participation, Perspective, TensionBalancer
+from texvlm.attention import hierarchical_attention
 from texvlm.carrying import Carried, carry
 from texvlm.cascade import compact, select, topk
 from texvlm.channels import (
@@ -125,6 +127,7 @@ __all__ = [
     "generate_mipmaps",
     "gumbel_noise",
     "gumbel_topk",
+    "hierarchical_attention",
     "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",

@@ -213,7 +213,7 @@ def pack_keys(
 
 def _pack(k: Tensor, v: Tensor, log_weight: Tensor | None, grid: tuple[int, int], what: AttentionPlan) -> PackedKeys:
     cells = ops.attention_pack(k, v, *grid, what.levels, log_weight)
-    return PackedKeys(k, v, log_weight, *cells, grid=grid, plan=what)
+    return PackedKeys(k, v, log_weight, *cells, grid, what)  # type: ignore[call-arg, unused-ignore]
 
 
 def hierarchical_attention(
