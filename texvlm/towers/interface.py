@@ -10,6 +10,7 @@ import copy
 import functools
 import inspect
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,6 +123,7 @@ class Replacement:
     Attributes:
         layers: the indices of what is replaced.
         keep: for each of them.
+        begun: whether they are, by now.
     """
 
     def __init__(
@@ -142,7 +144,8 @@ class Replacement:
         self._threads = threading.local()
         self._last: Call | None = None
         self._before: list[tuple[weakref.ref[Any], Any, _Layer | None]] = []
-        self._handles: list[Any] = []
+        self._forward: _Forward | None = None
+        self.begun = False
 
     def __enter__(self) -> Replacement:
         return self
@@ -157,12 +160,16 @@ class Replacement:
             if tower is None or _TOWERS.get(tower) is not self:
                 return
             self._uninstall()
-            for handle in self._handles:
-                handle.remove()
+            watched = tower.__dict__.get("forward")
+            if isinstance(watched, _Forward) and watched is self._forward:
+                del tower.forward
+                if watched.own is not None:
+                    tower.forward = watched.own
             for module in tower.modules():
                 if isinstance(carried := module.__dict__.get(CHECKPOINT), _Carried):
                     setattr(module, CHECKPOINT, carried.function)
             del _TOWERS[tower]
+            self.begun = False
 
     def mass(self) -> Tensor | list[Tensor]:
         """The attention that each place got in the tower's last call: the mean over the queries, the heads and the replaced layers.
@@ -193,11 +200,12 @@ class Replacement:
         """Puts it into the model; all of it, or nothing."""
         _register()
         with _LOCK:
-            tower = self._ref()
+            tower: Any = self._ref()
             if tower in _TOWERS:
                 raise RuntimeError(f"the attention of this {type(tower).__name__} is replaced already: remove() that first")
-            self._handles = _hook(tower, self)
             self._install()
+            tower.forward = self._forward = _Forward(tower, self)
+            self.begun = True
             _TOWERS[tower] = self
         return self
 
@@ -253,23 +261,24 @@ class Replacement:
             return calls[-1]
         return None if self._grid is None else Call([self._grid], "batch")
 
-    def _enter(self, tower: Any, args: Any, kwargs: Any) -> None:
-        calls = self._calls()
-        calls.append(Call(None, "rows"))  # whatever fails below, `_leave` takes one away
+    @contextmanager
+    def watching(self, tower: Any, args: Any, kwargs: Any) -> Iterator[None]:
+        """Around one call of the tower."""
         try:
-            given = inspect.signature(tower.forward).bind(*args, **kwargs).arguments
+            given = inspect.signature(type(tower).forward).bind(tower, *args, **kwargs).arguments
+            call = of_call(tower, given | given.get("kwargs", {}), self._grid)
         except TypeError:
-            return  # the tower says it better
-        calls[-1] = of_call(tower, given | given.get("kwargs", {}), self._grid)
+            call = Call(None, "rows")  # the tower says better what is wrong
         for module in tower.modules():  # each time: checkpointing may be enabled at any time
             function = module.__dict__.get(CHECKPOINT)
             if function is not None and not isinstance(function, _Carried):
                 setattr(module, CHECKPOINT, _Carried(self, function))
-
-    def _leave(self, well: bool) -> None:
-        call = self._calls().pop()
-        if well:
+        self._calls().append(call)
+        try:
+            yield
             self._last = call
+        finally:
+            self._calls().pop()
 
     # ---- attention ----
 
@@ -356,22 +365,32 @@ class _Carried:
         return self.function
 
 
-def _hook(tower: Any, replacement: Replacement) -> list[Any]:
-    """Hooks that see each call; those of a copy of the tower see nothing."""
-    mine, its = weakref.ref(tower), weakref.ref(replacement)
+class _Forward:
+    """A tower's `forward`, watched. No hook: those that others add later may change what the tower is called with."""
 
-    def before(module: Any, args: Any, kwargs: Any) -> None:
-        if module is mine() and (found := its()) is not None:
-            found._enter(module, args, kwargs)
+    def __init__(self, tower: Any, replacement: Replacement) -> None:
+        self.tower, self.replacement = weakref.ref(tower), weakref.ref(replacement)
+        self.own = tower.__dict__.get("forward")
+        functools.update_wrapper(self, type(tower).forward)
 
-    def after(module: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if module is mine() and (found := its()) is not None:
-            found._leave(result is not None)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tower: Any = self.tower()
+        replacement = self.replacement()
+        forward = functools.partial(type(tower).forward, tower) if self.own is None else self.own
+        if replacement is None or not replacement.begun:
+            return forward(*args, **kwargs)
+        with replacement.watching(tower, args, kwargs):
+            return forward(*args, **kwargs)
 
-    return [
-        tower.register_forward_pre_hook(before, with_kwargs=True),
-        tower.register_forward_hook(after, with_kwargs=True, always_call=True),
-    ]
+    def __get__(self, *_: Any) -> _Forward:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Of a copy of the tower: its own, as it would be."""
+        if self.own is not None:
+            return copy.deepcopy(self.own, memo)
+        other = memo[id(self.tower())]
+        return types.MethodType(type(other).forward, other)
 
 
 def replace(
