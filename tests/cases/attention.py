@@ -102,12 +102,11 @@ def apart(tensors):
     return q * 0.02, k, v
 
 
-def not_finite(tensors):
-    """A key that is infinite, one that is NaN, and a query that is."""
+def infinitely_far(tensors):
+    """Keys that no query attends to, and whose cells have no finite mean."""
     q, k, v = tensors
-    k[:, :, 3, 1] = math.inf
-    k[:, :, 20, 0] = math.nan
-    q[:, 0, 7, 2] = math.nan
+    k[:, :, 3, 1] = k[:, :, 20, 1] = -math.inf
+    q[..., 1] = q[..., 1].abs() + 0.1
     return q, k, v
 
 
@@ -129,7 +128,6 @@ CASES = [
             ("bare", packed(9, 6, [2, 1], "bare"), ()),
             ("one-key", packed(6, 6, [1], "plain", like=of_one_key), ()),
             ("empty-batch", packed(4, 4, [1], "plain", batch=0), ()),
-            ("no-heads", packed(4, 4, [1], "plain", heads=0), ()),
         ]
     ),
     # Half types may be multiplied in their own precision, where others would be chosen: they are given a choice, or one that is clear.
@@ -166,7 +164,7 @@ CASES = [
                 (*TENSORS, WEIGHT),
                 FLOATS,
             ),
-            ("all-split", attend(5, 6, [2, 1], [9, 40], weight="plain", width=5), (*TENSORS, WEIGHT), FLOATS),
+            ("all-split", attend(5, 6, [2, 1], [4, 9], weight="plain", width=5), (*TENSORS, WEIGHT), FLOATS),
             ("none-split", attend(5, 6, [1], [0], mass=False), TENSORS, FLOATS),
             ("dense", attend(4, 5, [], [], weight="holes", prefix=2), (*TENSORS, WEIGHT, PREFIX_K, PREFIX_V), FLOATS),
             ("dense-alone", attend(4, 5, [], [], (1, 1), queries=3, mass=False), TENSORS, FLOATS),
@@ -189,9 +187,15 @@ CASES = [
             ("given-wider", attend(16, 12, [2], [3], (8, 8), width=67, prefix=5, scale=0.1, given=True), (), FLOATS),
             ("wide-alone", attend(24, 20, [3, 2], [2, 5], (1, 1), width=64, queries=70, heads=4, prefix=1, scale=0.1), (), REAL),
             ("strided", attend(4, 6, [1], [2], heads=4, kv_heads=2, like=transposed), TENSORS, REAL),
+            (
+                "infinitely-far-alone",
+                attend(8, 8, [2, 1], [2, 3], (1, 1), queries=9, like=infinitely_far, importance="bound"),
+                (),
+                REAL,
+            ),
             ("bare", attend(9, 6, [2, 1], [3, 4], weight="bare"), (), REAL),
             ("bare-prefix", attend(9, 6, [2, 1], [3, 4], weight="bare", prefix=2, batch=2), (), REAL),
-            ("not-finite", attend(8, 8, [2, 1], [2, 3], (4, 4), like=not_finite, mass=False), (), REAL),
+            ("infinitely-far", attend(8, 8, [2, 1], [2, 3], (4, 4), like=infinitely_far), (), REAL),
             ("empty-batch", attend(4, 4, [1], [2], batch=0, prefix=1), (), FLOATS),
             ("no-queries", attend(4, 4, [1], [2], (1, 1), queries=0), (), FLOATS),
         ]
@@ -235,7 +239,8 @@ BAD = [
             ("integers", "k", lambda: pack(k=rows.int(), v=rows.int())),
             ("values", "v", lambda: pack(v=rows[..., :3])),
             ("dtypes", "v", lambda: pack(v=rows.half())),
-            ("no-grid", "height", lambda: pack(height=0)),
+            ("no-heads", "k", lambda: pack(k=rows[:, :0], v=rows[:, :0])),
+            ("no-grid", "grid", lambda: pack(height=0)),
             ("equal-levels", "levels", lambda: pack(levels=(2, 2))),
             ("rising-levels", "levels", lambda: pack(levels=(1, 2))),
             ("level-0", "levels", lambda: pack(levels=(1, 0))),
@@ -253,15 +258,16 @@ BAD = [
             ("q-heads", "q", lambda: ask(torch.zeros(2, 3, 20, 4))),
             ("q-grid", "q", lambda: ask(torch.zeros(2, 4, 19, 4))),
             ("k-places", "k", lambda: ask(k=rows[:, :, 1:])),
-            ("k-dtype", "k", lambda: ask(k=rows.half())),
+            ("k-dtype", "q", lambda: ask(k=rows.half(), v=rows.half())),
             ("v-width", "v", lambda: ask(v=rows[..., :3])),
             ("v-dtype", "v", lambda: ask(v=rows.double())),
-            ("integers", "q", lambda: ask(torch.zeros(2, 4, 20, 4).int(), rows.int(), rows.int())),
-            ("no-grid", "height", lambda: ask(height=0)),
+            ("integers", "k", lambda: ask(torch.zeros(2, 4, 20, 4).int(), rows.int(), rows.int())),
+            ("no-grid", "grid", lambda: ask(height=0)),
             ("levels", "levels", lambda: ask(levels=(1, 1), counts=(2, 2))),
             ("level-0", "levels", lambda: ask(levels=(0,))),
             ("counts", "counts", lambda: ask(counts=(2, 2))),
             ("no-counts", "counts", lambda: ask(counts=())),
+            ("many-counts", "counts", lambda: ask(counts=(7,))),
             ("negative-counts", "counts", lambda: ask(counts=(-1,))),
             ("large-tile", "query_tile", lambda: ask(tile=(8, 9))),
             ("no-tile", "query_tile", lambda: ask(tile=(0, 8))),

@@ -128,10 +128,14 @@ class _Portion(NamedTuple):
 
 
 def _bound(portion: _Portion, scale: float, stage: slice, has_say: Tensor) -> Tensor:
-    """The largest score that the box of each cell of a stage allows, for the mean of the queries, `[B, H, T, cells]`."""
+    """The largest score that the box of each cell of a stage allows, for the mean of the queries, `[B, H, T, cells]`.
+
+    Not finite where the box is not, on whichever side.
+    """
     mean = scale * portion.queries.where(has_say, 0.0).sum(-2) / has_say.sum(-2).clamp(min=1)
     low, high = (mean[..., None, :] * box[..., stage, :] for box in (portion.low, portion.high))
-    return torch.maximum(low, high).sum(-1)
+    whole = (low + high).isfinite().all(-1)
+    return torch.maximum(low, high).sum(-1).where(whole, float("nan"))
 
 
 def _importance(portion: _Portion, scale: float, stage: slice, entries: Tensor, importance: str) -> Tensor:
@@ -145,14 +149,14 @@ def _importance(portion: _Portion, scale: float, stage: slice, entries: Tensor, 
         amount = amount * spread[..., 0] * spread[..., 1].sqrt()
 
     bound = _bound(portion, scale, stage, has_say) if importance != "mass" else torch.zeros_like(amount)
-    finite = amount.isfinite() & bound.isfinite()
-    ranked = entries[..., stage] & finite
-    amount = amount.where(ranked, 0.0)
-    total = amount.sum(-1, keepdim=True)
-    amount = (amount / total).where(total > 0, 0.0)
-    bound = bound.where(ranked, NEVER).softmax(-1)
-    value = {"spread": amount + 0.25 * bound, "mass": amount, "bound": bound}[importance]
-    return value.where(finite, float("inf"))
+    here = entries[..., stage]
+    ranked = amount.where(here & amount.isfinite(), 0.0)
+    total = ranked.sum(-1, keepdim=True)
+    ranked = (ranked / total).where(total > 0, 0.0)
+    bounded = bound.where(here & bound.isfinite(), NEVER).softmax(-1)
+    value = {"spread": ranked + 0.25 * bounded, "mass": ranked, "bound": bounded}[importance]
+    by = {"spread": amount + bound, "mass": amount, "bound": bound}[importance]
+    return value.where(by.isfinite(), float("inf"))
 
 
 def _choose(
@@ -198,10 +202,10 @@ def _descend(
 def _attend(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Softmax over the last dimension: probabilities, their sums of values `[..., K, D]`, and the logarithm of the normaliser.
 
-    Where all scores are -inf: 0, 0 and -inf, and no gradient.
+    Where all scores are -inf: 0, 0 and -inf, and no gradient. Where one is +inf or NaN: NaN.
     """
     top = scores.detach().amax(-1, keepdim=True) if scores.shape[-1] else scores.new_full((*scores.shape[:-1], 1), NEVER)
-    top = top.where(top.isfinite(), 0.0)
+    top = top.where(top != NEVER, 0.0)
     weight = (scores - top).exp()
     total = weight.sum(-1, keepdim=True)
     none = total == 0
@@ -219,8 +223,8 @@ def _mass_of_places(
     first = 0
     for level in levels:
         cell = first + _parents(height, width, 0, level, mass.device)
-        share = (log_weight - log_count[:, cell]).exp().masked_fill(log_weight == NEVER, 0.0)
-        result = result + mass[..., cell] * share[:, None]
+        share = (log_weight - log_count[:, cell]).exp()
+        result = result + (mass[..., cell] * share[:, None]).masked_fill((log_weight == NEVER)[:, None], 0.0)
         first += _cells(height, width, level)
     return result
 
