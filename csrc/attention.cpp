@@ -13,15 +13,16 @@
 namespace texvlm {
 namespace host {
 
-// The loops below, compiled per instruction set: C is the width of its vectors.
-template <int C, class F>
-TEXVLM_HD void attend_tiles(const F& f, int64_t begin, int64_t end) {
-  AttendOnHost work(f);
+// The loops, compiled per instruction set; C is the width of their vectors. With contraction, which takes a third off: what
+// floats decide here, which cells are split, may differ between machines where two are as good.
+template <int C, class A>
+TEXVLM_HD void attend_tiles(const Attend<A>& f, Storage storage, int64_t begin, int64_t end) {
+  AttendOnHost<A> work(f, storage);
   f.shape.alone() ? work.template queries<C>(begin, end) : work.template tiles<C>(begin, end);
 }
-template <int C, class F>
-TEXVLM_HD void attend_slices(const F& f, int64_t slices, int64_t begin, int64_t end) {
-  AttendAdjointOnHost(f, slices).template slices<C>(begin, end);
+template <int C, class A>
+TEXVLM_HD void attend_slices(const AttendAdjoint<A>& f, Storage storage, int64_t slices, int64_t begin, int64_t end) {
+  AttendAdjointOnHost<A>(f, storage, slices).template slices<C>(begin, end);
 }
 template <int C, class F>
 TEXVLM_HD void pack_bands(const F& f, int64_t begin, int64_t end) {
@@ -34,23 +35,28 @@ TEXVLM_HD void unpack_rows(const F& f, int64_t begin, int64_t end) {
 TEXVLM_ISA_DISPATCH(pack_bands)
 TEXVLM_ISA_DISPATCH(unpack_rows)
 
+#if TEXVLM_DISPATCHES_ISA && !defined(__clang__)
+#define TEXVLM_CONTRACTED , optimize("fp-contract=fast")
+#else
+#define TEXVLM_CONTRACTED
+#endif
 #if TEXVLM_DISPATCHES_ISA
-#define TEXVLM_WIDTH_DISPATCH(name)                                                                 \
-  template <int C, class... A>                                                                      \
-  __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void name##_v4(const A&... a) { \
-    name<C>(a...);                                                                                  \
-  }                                                                                                 \
-  template <int C, class... A>                                                                      \
-  __attribute__((target("arch=x86-64-v3"))) void name##_v3(const A&... a) {                         \
-    name<C>(a...);                                                                                  \
-  }                                                                                                 \
-  template <class T, class... A>                                                                    \
-  void name##_best(const A&... a) {                                                                 \
-    if constexpr (!std::is_same_v<T, double>) {                                                     \
-      if (isa() == Isa::v4) return name##_v4<16>(a...);                                             \
-      if (isa() == Isa::v3) return name##_v3<8>(a...);                                              \
-    }                                                                                               \
-    name<std::is_same_v<T, double> ? 2 : 4>(a...);                                                  \
+#define TEXVLM_WIDTH_DISPATCH(name)                                                                                   \
+  template <class... A>                                                                                               \
+  __attribute__((target("arch=x86-64-v4,prefer-vector-width=512") TEXVLM_CONTRACTED)) void name##_v4(const A&... a) { \
+    name<16>(a...);                                                                                                   \
+  }                                                                                                                   \
+  template <class... A>                                                                                               \
+  __attribute__((target("arch=x86-64-v3") TEXVLM_CONTRACTED)) void name##_v3(const A&... a) {                         \
+    name<8>(a...);                                                                                                    \
+  }                                                                                                                   \
+  template <class T, class... A>                                                                                      \
+  void name##_best(const A&... a) {                                                                                   \
+    if constexpr (!std::is_same_v<T, double>) {                                                                       \
+      if (isa() == Isa::v4) return name##_v4(a...);                                                                   \
+      if (isa() == Isa::v3) return name##_v3(a...);                                                                   \
+    }                                                                                                                 \
+    name<std::is_same_v<T, double> ? 2 : 4>(a...);                                                                    \
   }
 #else
 #define TEXVLM_WIDTH_DISPATCH(name)                \
@@ -345,10 +351,12 @@ Attended hierarchical_attention(const Tensor& q, const Tensor& k, const Tensor& 
                     : Tensor();
       return cuda::attend(f, maybe<unsigned long long>(masses), space.data_ptr(), current_stream(device));
     }
+    const Attend<A> on_host = with_storage(f);
     // Tiles of a head add to its mass: one after another.
     const int64_t each = shape.alone() ? (shape.queries + kPanel - 1) / kPanel : shape.tiles(), together = with_mass ? each : 1;
-    host::parallel(shape.batch * shape.heads * each / together, a.cost() * minimum<int64_t>(kPanel, shape.queries) * together,
-                   [&](int64_t begin, int64_t end) { host::attend_tiles_best<T>(f, begin * together, end * together); });
+    host::parallel(
+        shape.batch * shape.heads * each / together, a.cost() * minimum<int64_t>(kPanel, shape.queries) * together,
+        [&](int64_t begin, int64_t end) { host::attend_tiles_best<A>(on_host, kStorage<T>, begin * together, end * together); });
   });
   return {out, lse, chosen, mass};
 }
@@ -427,8 +435,9 @@ Gradients hierarchical_attention_backward(const Tensor& grad, const Tensor& grad
                                  : Tensor();
         return cuda::attend_adjoint(f, maybe<unsigned long long>(fixed), space.data_ptr(), current_stream(device));
       }
+      const AttendAdjoint<A> on_host = with_storage(f);
       host::parallel(heads * slices, a.cost() * 4 * shape.queries * shape.heads / shape.kv_heads / slices,
-                     [&](int64_t begin, int64_t end) { host::attend_slices_best<T>(f, slices, begin, end); });
+                     [&](int64_t begin, int64_t end) { host::attend_slices_best<A>(on_host, kStorage<T>, slices, begin, end); });
     });
   const auto summed = [&](Tensor& t, at::ScalarType dtype, bool over_heads) {
     if (!t.defined()) return;

@@ -8,13 +8,25 @@
 
 namespace texvlm {
 
+// As for Attend.
 template <class T>
-class AttendAdjointOnHost {
+AttendAdjoint<Acc<T>> with_storage(const AttendAdjoint<T>& f) {
   using A = Acc<T>;
+  const auto erased = [](const T* p) { return reinterpret_cast<const A*>(p); };
+  return {f.shape,          erased(f.grad),     f.grad_lse,         erased(f.q),    erased(f.k),
+          erased(f.v),      erased(f.prefix_k), erased(f.prefix_v), f.keys,         f.values,
+          f.log_count,      f.log_weight,       erased(f.out),      f.lse,          f.chosen,
+          f.grad_q,         f.grad_k,           f.grad_v,           f.grad_keys,    f.grad_values,
+          f.grad_log_count, f.grad_log_weight,  f.grad_prefix_k,    f.grad_prefix_v};
+}
 
+template <class A>
+class AttendAdjointOnHost {
  public:
   // Gradients that tiles share are summed by `slices` of them, each in a part of its own of what `f` points to.
-  AttendAdjointOnHost(const AttendAdjoint<T>& f, int64_t slices) : f_(f), shape_(f.shape), dim_(f.shape.dim), slices_(slices) {
+  AttendAdjointOnHost(const AttendAdjoint<A>& f, Storage storage, int64_t slices)
+      : f_(f), shape_(f.shape), dim_(f.shape.dim), slices_(slices), storage_(storage) {
+    widened_rows_ = row_memory_.of(3 * dim_);
     widened_keys_ = keys_memory_.of(kEntriesAtOnce * dim_);
     widened_values_ = values_memory_.of(kEntriesAtOnce * dim_);
   }
@@ -29,7 +41,7 @@ class AttendAdjointOnHost {
       for (int64_t h = 0; h < group; ++h) {
         head_ = b * shape_.heads + kv % shape_.kv_heads * group + h;
         for (int64_t t = tiles * slice / slices_; t < tiles * (slice + 1) / slices_; ++t) {
-          list_.follow(shape_, f_.chosen + (head_ * tiles + t) * shape_.splits, weights_);
+          list_.follow(shape_, f_.chosen + (head_ * tiles + t) * shape_.splits, of_.weights);
           if (shape_.alone()) {
             query<W>(t);
           } else {
@@ -54,11 +66,9 @@ class AttendAdjointOnHost {
 
   void enter(int64_t b, int64_t kv, int64_t slice) {
     const CellPyramid& cells = shape_.cells;
-    total_ = cells.total(), count_ = cells.places();
     const int64_t prefix = shape_.prefix;
-    keys_ = {f_.keys + kv * total_ * dim_, f_.k + kv * count_ * dim_, f_.prefix_k + kv * prefix * dim_, total_, count_, dim_};
-    values_ = {f_.values + kv * total_ * dim_, f_.v + kv * count_ * dim_, f_.prefix_v + kv * prefix * dim_, total_, count_, dim_};
-    weights_ = {f_.log_count + b * total_, f_.log_weight ? f_.log_weight + b * count_ : nullptr, total_, count_};
+    total_ = cells.total(), count_ = cells.places();
+    of_ = HeadEntries<A>::of(f_, storage_, b, kv);
     const int64_t at = slice * shape_.batch * shape_.kv_heads + kv;
     const auto of = [at](A* grad, int64_t each) { return grad ? grad + at * each : nullptr; };
     key_targets_ = {of(f_.grad_keys, total_ * dim_), of(f_.grad_k, count_ * dim_), of(f_.grad_prefix_k, prefix * dim_)};
@@ -79,15 +89,10 @@ class AttendAdjointOnHost {
     alignas(64) A lse[kPanel], delta[kPanel];
     for (int64_t i = 0; i < kPanel; ++i) {
       const int64_t at = head_ * shape_.queries + (i < n ? box.cell(i) : 0);
-      A dot = 0;
-      for (int64_t d = 0; d < width; ++d) {
-        const bool there = i < n && d < dim_;
-        const A query = there ? static_cast<A>(shape_.scale) * static_cast<A>(f_.q[at * dim_ + d]) : A(0);
-        const A grad = there ? static_cast<A>(f_.grad[at * dim_ + d]) : A(0);
-        q_rows[i * width + d] = query, g_rows[i * width + d] = grad;
-        if (d < dim_) q[d * kPanel + i] = query, g[d * kPanel + i] = grad;
-        if (there) dot += grad * static_cast<A>(f_.out[at * dim_ + d]);
-      }
+      A *const of_q = q_rows + i * width, *const of_g = g_rows + i * width;
+      for (int64_t d = 0; d < width; ++d) of_q[d] = of_g[d] = 0;
+      const A dot = i < n ? load(at, of_q, of_g) : A(0);
+      for (int64_t d = 0; d < dim_; ++d) q[d * kPanel + i] = of_q[d], g[d * kPanel + i] = of_g[d];
       // What has no entries, or is no query, weighs nothing.
       lse[i] = i < n && f_.lse[at] != kNothing<A> ? f_.lse[at] : std::numeric_limits<A>::infinity();
       delta[i] = i < n ? dot - (f_.grad_lse ? f_.grad_lse[at] : A(0)) : A(0);
@@ -97,17 +102,17 @@ class AttendAdjointOnHost {
     A* const p = chunk_.of(2 * kEntriesAtOnce * kPanel);
     A* const ds = p + kEntriesAtOnce * kPanel;
     A* const sums = sums_.of(kEntriesAtOnce * width);
-    const A *keys[kEntriesAtOnce], *values[kEntriesAtOnce], *own[kEntriesAtOnce];
+    const A *keys[kEntriesAtOnce + kRowsAtOnce], *values[kEntriesAtOnce + kRowsAtOnce], *own[kEntriesAtOnce + kRowsAtOnce];
     const auto count = static_cast<int64_t>(list_.ids.size());
     for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
       const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
       const int32_t* const ids = list_.ids.data() + e;
-      keys_.rows(ids, m, widened_keys_, keys);
-      values_.rows(ids, m, widened_values_, values);
+      of_.keys.rows(ids, m, widened_keys_, keys);
+      of_.values.rows(ids, m, widened_values_, values);
       multiply_rows<W, V, false>(keys, m, dim_, q, kPanel, kPanel, p, kPanel);
       multiply_rows<W, V, false>(values, m, dim_, g, kPanel, kPanel, ds, kPanel);
       for (int64_t i = 0; i < m; ++i) {
-        const A log = weights_(ids[i]);
+        const A log = of_.weights(ids[i]);
         for (int j = 0; j < kPanel; ++j) {
           const A weight = exp_or_nan(p[i * kPanel + j] + log - lse[j]);
           p[i * kPanel + j] = weight;
@@ -136,6 +141,18 @@ class AttendAdjointOnHost {
         f_.grad_q[(head_ * shape_.queries + box.cell(i)) * dim_ + d] = static_cast<A>(shape_.scale) * of_queries[d * kPanel + i];
   }
 
+  // Query `at`, scaled, and its gradient; returns the product of that and its output.
+  TEXVLM_HD A load(int64_t at, A* query, A* grad) const {
+    const A* const q = StoredRows<A>{f_.q, dim_, storage_}.row(at, widened_rows_);
+    const A* const g = StoredRows<A>{f_.grad, dim_, storage_}.row(at, widened_rows_ + dim_);
+    const A* const out = StoredRows<A>{f_.out, dim_, storage_}.row(at, widened_rows_ + 2 * dim_);
+    A dot = 0;
+    for (int64_t d = 0; d < dim_; ++d) {
+      query[d] = static_cast<A>(shape_.scale) * q[d], grad[d] = g[d];
+      dot += g[d] * out[d];
+    }
+    return dot;
+  }
   TEXVLM_HD void add(const Targets& targets, const int32_t* ids, int64_t m, const A* sums, int64_t width) const {
     for (int64_t i = 0; i < m; ++i) {
       A* TEXVLM_RESTRICT const to = targets.row(ids[i], total_, count_, dim_);
@@ -154,26 +171,21 @@ class AttendAdjointOnHost {
     const int64_t at = head_ * shape_.queries + t;
     A* const u = q_.of(3 * dim_);
     A *const g = u + dim_, *const of_query = g + dim_;
-    A delta = f_.grad_lse ? -f_.grad_lse[at] : A(0);
-    for (int64_t d = 0; d < dim_; ++d) {
-      u[d] = static_cast<A>(shape_.scale) * static_cast<A>(f_.q[at * dim_ + d]);
-      g[d] = static_cast<A>(f_.grad[at * dim_ + d]);
-      of_query[d] = 0;
-      delta += g[d] * static_cast<A>(f_.out[at * dim_ + d]);
-    }
+    const A delta = load(at, u, g) - (f_.grad_lse ? f_.grad_lse[at] : A(0));
+    for (int64_t d = 0; d < dim_; ++d) of_query[d] = 0;
     const A lse = f_.lse[at];
-    const A *keys[kEntriesAtOnce], *values[kEntriesAtOnce];
-    A p[kEntriesAtOnce], ds[kEntriesAtOnce];
+    const A *keys[kEntriesAtOnce + kVectorsAtOnce], *values[kEntriesAtOnce + kVectorsAtOnce];
+    A p[kEntriesAtOnce + kVectorsAtOnce], ds[kEntriesAtOnce + kVectorsAtOnce];
     const int64_t count = lse == kNothing<A> ? 0 : static_cast<int64_t>(list_.ids.size());
     for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
       const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
       const int32_t* const ids = list_.ids.data() + e;
-      keys_.rows(ids, m, widened_keys_, keys);
-      values_.rows(ids, m, widened_values_, values);
+      of_.keys.rows(ids, m, widened_keys_, keys);
+      of_.values.rows(ids, m, widened_values_, values);
       multiply_vector<W, false>(keys, m, dim_, u, p);
       multiply_vector<W, false>(values, m, dim_, g, ds);
       for (int64_t i = 0; i < m; ++i) {
-        p[i] = exp_or_nan(p[i] + weights_(ids[i]) - lse);
+        p[i] = exp_or_nan(p[i] + of_.weights(ids[i]) - lse);
         ds[i] = p[i] == 0 ? A(0) : p[i] * (ds[i] - delta);
       }
       if (f_.grad_q) add_rows<W>(keys, m, dim_, ds, of_query);
@@ -188,15 +200,15 @@ class AttendAdjointOnHost {
     for (int64_t d = 0; d < dim_ && f_.grad_q; ++d) f_.grad_q[at * dim_ + d] = static_cast<A>(shape_.scale) * of_query[d];
   }
 
-  const AttendAdjoint<T>& f_;
+  const AttendAdjoint<A>& f_;
   const AttentionShape& shape_;
   int64_t dim_, slices_, head_ = 0, total_ = 0, count_ = 0;
-  EntryRows<T> keys_{}, values_{};
-  EntryWeights<A> weights_{};
+  Storage storage_;
+  HeadEntries<A> of_{};
   Targets key_targets_{}, value_targets_{}, weight_targets_{};
-  A *widened_keys_, *widened_values_;
+  A *widened_rows_, *widened_keys_, *widened_values_;
   EntryList list_;
-  Scratch<A> keys_memory_, values_memory_, q_, rows_, out_, chunk_, sums_;
+  Scratch<A> row_memory_, keys_memory_, values_memory_, q_, rows_, out_, chunk_, sums_;
 };
 
 }  // namespace texvlm

@@ -37,27 +37,83 @@ class Scratch {
   std::vector<A> memory_;
 };
 
-// What one head of keys offers: rows of keys or of values by the number of the entry, in the dtype of the arithmetic.
+// Rows as they are stored: in the dtype of the arithmetic, or in a half type, which is widened. Known at run time, so that the
+// loops are compiled for two types, not four.
+enum class Storage { own, half, bfloat16 };
 template <class T>
-struct EntryRows {
-  using A = Acc<T>;
-  const A* cells;
-  const T *places, *prefix;
-  int64_t total, count, dim;
+constexpr Storage kStorage = std::is_same_v<T, Half>       ? Storage::half
+                             : std::is_same_v<T, BFloat16> ? Storage::bfloat16
+                                                           : Storage::own;
+template <class A>
+struct StoredRows {
+  const void* data;
+  int64_t dim;
+  Storage storage;
 
-  TEXVLM_HD const A* row(int64_t id, A* widened) const {
-    if (id < total) return cells + id * dim;
-    const T* const from = id < total + count ? places + (id - total) * dim : prefix + (id - total - count) * dim;
-    if constexpr (std::is_same_v<T, A>) {
-      return from;
+  // Row i; where it is not stored as such, in `widened`.
+  TEXVLM_HD const A* row(int64_t i, A* widened) const {
+    if (storage == Storage::own) return static_cast<const A*>(data) + i * dim;
+    const auto* const from = static_cast<const uint16_t*>(data) + i * dim;
+    if (storage == Storage::half) {
+      for (int64_t d = 0; d < dim; ++d) widened[d] = Half::template widened<float>(uint32_t{from[d]});
     } else {
-      for (int64_t d = 0; d < dim; ++d) widened[d] = static_cast<A>(from[d]);
-      return widened;
+      for (int64_t d = 0; d < dim; ++d) widened[d] = BFloat16::template widened<float>(uint32_t{from[d]});
+    }
+    return widened;
+  }
+};
+template <class A>
+struct StoredOut {
+  void* data;
+  int64_t dim;
+  Storage storage;
+
+  TEXVLM_HD void store(int64_t i, const A* row) const {
+    if (storage == Storage::own) {
+      for (int64_t d = 0; d < dim; ++d) static_cast<A*>(data)[i * dim + d] = row[d];
+    } else {
+      auto* const to = static_cast<uint16_t*>(data) + i * dim;
+      for (int64_t d = 0; d < dim; ++d)
+        to[d] = storage == Storage::half ? Half(static_cast<float>(row[d])).bits : BFloat16(static_cast<float>(row[d])).bits;
     }
   }
+};
+
+// What one head of keys offers: rows of keys or of values by the number of the entry.
+template <class A>
+struct EntryRows {
+  const A* cells;
+  StoredRows<A> places, prefix;
+  int64_t total, count;
+
   // Rows of up to kEntriesAtOnce entries; widened [kEntriesAtOnce][dim].
   TEXVLM_HD void rows(const int32_t* ids, int64_t n, A* widened, const A** out) const {
-    for (int64_t i = 0; i < n; ++i) out[i] = row(ids[i], widened + i * dim);
+    const int64_t dim = places.dim;
+    if (places.storage == Storage::own) {
+      const auto* const of_places = static_cast<const A*>(places.data) - total * dim;
+      const auto* const of_prefix = static_cast<const A*>(prefix.data) - (total + count) * dim;
+      const auto pitch = static_cast<uint32_t>(dim);  // a product of 32-bit numbers is one instruction in vectors
+      for (int64_t i = 0; i < n; ++i) {
+        const A* const from = ids[i] < total ? cells : ids[i] < total + count ? of_places : of_prefix;
+        out[i] = from + static_cast<uint64_t>(static_cast<uint32_t>(ids[i])) * pitch;
+      }
+    } else {
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t id = ids[i];
+        out[i] = id < total           ? cells + id * dim
+                 : id < total + count ? places.row(id - total, widened + i * dim)
+                                      : prefix.row(id - total - count, widened + i * dim);
+      }
+    }
+  }
+  // Asks for rows before they are wanted: those of places lie anywhere, and no hardware guesses where.
+  TEXVLM_HD void prefetch(const int32_t* ids, int64_t n) const {
+    const int64_t bytes = places.dim * (places.storage == Storage::own ? sizeof(A) : 2);
+    for (int64_t i = 0; i < n; ++i) {
+      if (ids[i] < total || ids[i] >= total + count) continue;
+      const char* const from = static_cast<const char*>(places.data) + (ids[i] - total) * bytes;
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
+    }
   }
 };
 
@@ -70,6 +126,10 @@ struct EntryWeights {
   TEXVLM_HD A operator()(int64_t id) const {
     return id < total ? log_count[id] : id < total + count && log_weight ? log_weight[id - total] : A(0);
   }
+  // Whether any of these entries, whose numbers ascend by kind, may have another weight than 1.
+  TEXVLM_HD bool any(const int32_t* ids, int64_t n) const {
+    return log_weight || (n > 0 && (ids[0] < total || ids[n - 1] < total));
+  }
 };
 
 // Cells that are present at a stage, by their index in its grid, and the entries that a choice leads to.
@@ -80,7 +140,8 @@ struct EntryList {
     ids.clear();
     present.clear();
     const int64_t first = shape.cells.stages ? shape.cells.cells(0) : 0;
-    for (int64_t i = 0; i < first; ++i) present.push_back(static_cast<int32_t>(i));
+    present.resize(static_cast<size_t>(first));
+    for (int64_t i = 0; i < first; ++i) present[i] = static_cast<int32_t>(i);
     const int64_t before = shape.cells.total() + shape.cells.places();
     for (int64_t p = 0; p < shape.prefix; ++p) ids.push_back(static_cast<int32_t>(before + p));
   }
@@ -100,8 +161,18 @@ struct EntryList {
     const auto total = static_cast<int32_t>(shape.cells.total());
     if (shape.cells.stages == 0)
       for (int64_t i = 0; i < shape.cells.places(); ++i) present.push_back(static_cast<int32_t>(i));
-    for (const int32_t i : present)
-      if (weights(total + i) != kNothing<A>) ids.push_back(total + i);
+    const size_t before = ids.size();
+    ids.resize(before + present.size());
+    if (!weights.log_weight) {
+      for (size_t i = 0; i < present.size(); ++i) ids[before + i] = total + present[i];
+      return;
+    }
+    size_t n = before;
+    for (const int32_t i : present) {
+      ids[n] = total + i;
+      n += weights(total + i) != kNothing<A>;
+    }
+    ids.resize(n);
   }
   // All of it for a choice that is made: ascending for each stage in turn, -1 beyond.
   template <class A>
@@ -123,59 +194,179 @@ struct EntryList {
   }
 };
 
-// The best `count` of n values, ties by the lowest cell: flags of them, and their cells, ascending, with -1 beyond.
+// Sums and maxima by kParts parts: as many vectors on every machine, and no number waits for the one before.
+constexpr int kParts = 16;
+
 template <class A>
-void take_best(const A* values, const std::vector<int32_t>& cells, int64_t count, std::vector<int32_t>& order,
-               std::vector<char>& taken, int32_t* chosen) {
+TEXVLM_HD A largest(const A* v, int64_t n, A most) {  // NaN does not count
+  A parts[kParts];
+  for (int l = 0; l < kParts; ++l) parts[l] = most;
+  int64_t i = 0;
+  for (; i + kParts <= n; i += kParts)
+    for (int l = 0; l < kParts; ++l) parts[l] = parts[l] < v[i + l] ? v[i + l] : parts[l];
+  for (; i < n; ++i) parts[0] = parts[0] < v[i] ? v[i] : parts[0];
+  for (int l = 0; l < kParts; ++l) most = most < parts[l] ? parts[l] : most;
+  return most;
+}
+// The sum of f(i), i < n.
+template <class A, class F>
+TEXVLM_HD A sum_by_parts(int64_t n, const F& f) {
+  A parts[kParts] = {}, sum = 0;
+  int64_t i = 0;
+  for (; i + kParts <= n; i += kParts)
+    for (int l = 0; l < kParts; ++l) parts[l] += f(i + l);
+  for (; i < n; ++i) sum += f(i);
+  for (int l = 0; l < kParts; ++l) sum += parts[l];
+  return sum;
+}
+// out = e^(s - most), and its sum.
+template <class A>
+TEXVLM_HD A exponents(const A* s, int64_t n, A most, A* out) {
+  return sum_by_parts<A>(n, [=](int64_t i) { return out[i] = exp_or_nan(s[i] - most); });
+}
+
+// The best `count` of n values, which are not negative, or -1: flags of them, and their cells, ascending, with -1 beyond. Ties go
+// to the lowest cell. Floats of one sign are ordered as their bits are, so the least of the best is found bit by bit.
+template <class A>
+TEXVLM_HD void take_best(const A* values, const std::vector<int32_t>& cells, int64_t count, std::vector<int32_t>& ties,
+                         std::vector<char>& taken, int32_t* chosen) {
+  using Key = typename IntLike<A>::type;
   const auto n = static_cast<int64_t>(cells.size());
   const int64_t k = minimum(count, n);
-  order.resize(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(i);
-  if (k < n)
-    std::nth_element(order.begin(), order.begin() + k, order.end(),
-                     [&](int32_t a, int32_t b) { return values[a] != values[b] ? values[a] > values[b] : cells[a] < cells[b]; });
-  taken.assign(static_cast<size_t>(n), 0);
-  for (int64_t i = 0; i < k; ++i) taken[order[i]] = 1, chosen[i] = cells[order[i]];
+  Key low = -1,
+      high = bits_as<Key>(std::numeric_limits<A>::infinity());  // more than k lie above low, unless k is all; none above high
+  const auto above = [&](Key key) {
+    Key parts[kParts] = {}, sum = 0;
+    int64_t i = 0;
+    for (; i + kParts <= n; i += kParts)
+      for (int l = 0; l < kParts; ++l) parts[l] += bits_as<Key>(values[i + l]) > key;
+    for (; i < n; ++i) sum += bits_as<Key>(values[i]) > key;
+    for (int l = 0; l < kParts; ++l) sum += parts[l];
+    return static_cast<int64_t>(sum);
+  };
+  int64_t over = above(low);
+  if (over <= k) {  // all that are worth anything
+    high = low;
+  } else {
+    over = 0;
+    while (high - low > 1 && over != k) {
+      const Key middle = low + (high - low) / 2;
+      const int64_t m = above(middle);
+      if (m > k) {
+        low = middle;
+      } else {
+        high = middle, over = m;
+      }
+    }
+  }
+  taken.resize(static_cast<size_t>(n));
+  ties.clear();
+  int64_t at = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const Key key = bits_as<Key>(values[i]);
+    taken[i] = key > high;
+    if (key > high) chosen[at++] = cells[i];
+    if (over < k && (high < 0 ? key <= high : key == high)) ties.push_back(static_cast<int32_t>(i));
+  }
+  if (at < k) {
+    std::sort(ties.begin(), ties.end(), [&](int32_t a, int32_t b) { return cells[a] < cells[b]; });
+    for (size_t i = 0; at < k; ++i) taken[ties[i]] = 1, chosen[at++] = cells[ties[i]];
+  }
   std::sort(chosen, chosen + k);
   std::fill(chosen + k, chosen + count, -1);
 }
 
 // Values of a stage's cells from their mass, with spread, and the exponents of their bounds, both where `importance` wants
-// them. What is not finite is read in full.
+// them. What is not finite is read in full; cells without weight come last.
 template <class A>
 TEXVLM_HD void weigh_cells(Importance importance, const A* log_count, int64_t n, A* mass, A* bound, A* values) {
-  A sum = 0, most = kNothing<A>, shares = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    if (log_count[i] == kNothing<A>) continue;
-    if (importance != Importance::bound && finite(mass[i])) sum += mass[i];
-    if (importance != Importance::mass && finite(bound[i])) most = maximum(most, bound[i]);
+  const bool by_mass = importance != Importance::bound, by_bound = importance != Importance::mass;
+  A of_mass = 0, of_bound = 0, most = kNothing<A>;
+  if (by_mass) {
+    const A sum = sum_by_parts<A>(n, [=](int64_t i) { return finite(mass[i]) && log_count[i] != kNothing<A> ? mass[i] : A(0); });
+    of_mass = sum > 0 ? A(1) / sum : A(0);
   }
-  if (importance != Importance::mass)
+  if (by_bound) {
     for (int64_t i = 0; i < n; ++i)
-      if (log_count[i] != kNothing<A> && finite(bound[i])) shares += exp_of(bound[i] - most);
+      if (!finite(bound[i])) bound[i] = std::numeric_limits<A>::quiet_NaN();
+    for (int64_t i = 0; i < n; ++i) values[i] = log_count[i] == kNothing<A> ? kNothing<A> : bound[i];
+    most = largest(values, n, most);
+    if (most == kNothing<A>) most = 0;
+    const A sum = sum_by_parts<A>(n, [=](int64_t i) {
+      const A e = exp_of(values[i] - most);
+      values[i] = values[i] == values[i] ? e : A(0);
+      return values[i];
+    });
+    of_bound = (by_mass ? static_cast<A>(kBoundShare) : A(1)) / (sum > 0 ? sum : A(1));
+  }
   for (int64_t i = 0; i < n; ++i) {
-    const bool by_mass = importance != Importance::bound, by_bound = importance != Importance::mass;
-    if (log_count[i] == kNothing<A>) {
-      values[i] = -1;
-    } else if ((by_mass && !finite(mass[i])) || (by_bound && !finite(bound[i]))) {
-      values[i] = std::numeric_limits<A>::infinity();
-    } else {
-      const A of_mass = by_mass && sum > 0 ? mass[i] / sum : A(0);
-      const A of_bound = by_bound && shares > 0 ? exp_of(bound[i] - most) / shares : A(0);
-      values[i] = importance == Importance::bound ? of_bound : of_mass + static_cast<A>(kBoundShare) * of_bound;
-    }
+    const bool read = (by_mass && !finite(mass[i])) || (by_bound && bound[i] != bound[i]);
+    const A value = (by_mass ? mass[i] * of_mass : A(0)) + (by_bound ? values[i] * of_bound : A(0));
+    values[i] = log_count[i] == kNothing<A> ? A(-1) : read ? std::numeric_limits<A>::infinity() : value;
   }
 }
 
 #if defined(TEXVLM_HAS_LANES)
 
+// Attend<T> for every T of one arithmetic: pointers to T are those of A that `storage` explains.
 template <class T>
-class AttendOnHost {
+Attend<Acc<T>> with_storage(const Attend<T>& f) {
   using A = Acc<T>;
+  const auto erased = [](const T* p) { return reinterpret_cast<const A*>(p); };
+  return {f.shape,
+          f.importance,
+          erased(f.q),
+          erased(f.k),
+          erased(f.v),
+          erased(f.prefix_k),
+          erased(f.prefix_v),
+          f.keys,
+          f.values,
+          f.log_count,
+          f.spread,
+          f.low,
+          f.high,
+          f.log_weight,
+          f.choice,
+          reinterpret_cast<A*>(f.out),
+          f.lse,
+          f.chosen,
+          f.mass};
+}
 
+// Keys, values and weights of one head.
+template <class A>
+struct HeadEntries {
+  EntryRows<A> keys, values;
+  EntryWeights<A> weights;
+
+  template <class F>  // Attend or AttendAdjoint, of storage
+  static HeadEntries of(const F& f, Storage storage, int64_t b, int64_t kv) {
+    const AttentionShape& s = f.shape;
+    const int64_t total = s.cells.total(), places = s.cells.places();
+    const auto stored = [&](const A* p, int64_t rows) {
+      const int64_t skipped = kv * rows * s.dim;
+      const void* const from =
+          storage == Storage::own ? static_cast<const void*>(p + skipped) : reinterpret_cast<const uint16_t*>(p) + skipped;
+      return StoredRows<A>{p ? from : nullptr, s.dim, storage};
+    };
+    return {{f.keys + kv * total * s.dim, stored(f.k, places), stored(f.prefix_k, s.prefix), total, places},
+            {f.values + kv * total * s.dim, stored(f.v, places), stored(f.prefix_v, s.prefix), total, places},
+            {f.log_count + b * total, f.log_weight ? f.log_weight + b * places : nullptr, total, places}};
+  }
+};
+
+template <class A>
+class AttendOnHost {
  public:
-  explicit AttendOnHost(const Attend<T>& f) : f_(f), shape_(f.shape), dim_(f.shape.dim) {
-    a_ = widened_.of(kEntriesAtOnce * dim_);
+  AttendOnHost(const Attend<A>& f, Storage storage)
+      : f_(f),
+        shape_(f.shape),
+        dim_(f.shape.dim),
+        storage_(storage),
+        q_rows_{f.q, dim_, storage},
+        out_rows_{f.out, dim_, storage} {
+    widened_ = widened_memory_.of((kEntriesAtOnce + 1) * dim_);
   }
 
   // Tiles [begin, end) of all heads of all pictures.
@@ -199,13 +390,8 @@ class AttendOnHost {
 
  private:
   void enter(int64_t b, int64_t head) {
-    const CellPyramid& cells = shape_.cells;
-    const int64_t total = cells.total(), places = cells.places(), kv = b * shape_.kv_heads + shape_.kv_head(head);
-    keys_ = {
-        f_.keys + kv * total * dim_, f_.k + kv * places * dim_, f_.prefix_k + kv * shape_.prefix * dim_, total, places, dim_};
-    values_ = {
-        f_.values + kv * total * dim_, f_.v + kv * places * dim_, f_.prefix_v + kv * shape_.prefix * dim_, total, places, dim_};
-    weights_ = {f_.log_count + b * total, f_.log_weight ? f_.log_weight + b * places : nullptr, total, places};
+    const int64_t total = shape_.cells.total(), kv = b * shape_.kv_heads + shape_.kv_head(head);
+    of_ = HeadEntries<A>::of(f_, storage_, b, kv);
     low_ = f_.low + kv * total * dim_, high_ = f_.high + kv * total * dim_, spread_ = f_.spread + kv * total * 2;
     head_ = b * shape_.heads + head;
   }
@@ -222,13 +408,10 @@ class AttendOnHost {
     const CellBox box = shape_.tile(t);
     const int64_t n = box.count();
     A* const q = q_.of(dim_ * kPanel);
-    for (int64_t i = 0; i < kPanel; ++i) {
-      const T* const from = i < n ? f_.q + (head_ * shape_.queries + box.cell(i)) * dim_ : nullptr;
-      for (int64_t d = 0; d < dim_; ++d) q[d * kPanel + i] = from ? static_cast<A>(shape_.scale) * static_cast<A>(from[d]) : A(0);
-    }
+    for (int64_t i = 0; i < kPanel; ++i) load(i < n ? head_ * shape_.queries + box.cell(i) : -1, q + i);
     kept_ = 0;
     if (f_.choice) {
-      list_.follow(shape_, given(t), weights_);
+      list_.follow(shape_, given(t), of_.weights);
       std::copy(given(t), given(t) + shape_.splits, chosen(t));
     } else {
       choose<W>(n, q, chosen(t));
@@ -241,11 +424,12 @@ class AttendOnHost {
     const auto count = static_cast<int64_t>(list_.ids.size());
     A* const all = f_.mass ? all_.of(count * kPanel) : nullptr;
     A* const chunk = chunk_.of(kEntriesAtOnce * kPanel);
-    const A* rows[kEntriesAtOnce];
+    const A* rows[kEntriesAtOnce + kRowsAtOnce];
     for (int64_t e = 0; e < count;) {
       const bool known = e < kept_;
       const int64_t m = minimum<int64_t>(kEntriesAtOnce, (known ? kept_ : count) - e);
       const A* s = chunk;
+      of_.values.prefetch(list_.ids.data() + e, m);
       if (known) {
         s = kept_scores_.of(0) + e * kPanel;
       } else {
@@ -260,14 +444,17 @@ class AttendOnHost {
           chunk[i * kPanel + j] = p;
           sum[j] += p;
         }
-      values_.rows(list_.ids.data() + e, m, a_, rows);
+      of_.values.rows(list_.ids.data() + e, m, widened_, rows);
+      of_.keys.prefetch(list_.ids.data() + e + m, minimum<int64_t>(kEntriesAtOnce, count - e - m));
       multiply_columns<W, V>(rows, m, dim_, chunk, kPanel, n, out, kPanel);
       e += m;
     }
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = head_ * shape_.queries + box.cell(i);
       const A share = sum[i] == 0 ? A(0) : A(1) / sum[i];  // it is 0 where there are no entries, or all scores are -inf
-      for (int64_t d = 0; d < dim_; ++d) f_.out[at * dim_ + d] = static_cast<T>(sum[i] == 0 ? A(0) : out[d * kPanel + i] * share);
+      A* const row = mean_.of(dim_);
+      for (int64_t d = 0; d < dim_; ++d) row[d] = sum[i] == 0 ? A(0) : out[d * kPanel + i] * share;
+      out_rows_.store(at, row);
       f_.lse[at] = sum[i] == 0 ? kNothing<A> : most[i] + std::log(sum[i]);
       sum[i] = f_.lse[at];
     }
@@ -278,6 +465,12 @@ class AttendOnHost {
           if (sum[i] != kNothing<A>) mass += exp_or_nan(all[e * kPanel + i] - sum[i]);
         share_out(list_.ids[e], mass);
       }
+  }
+
+  // Query `at`, scaled, as a column of a panel; a column of zeros for -1.
+  TEXVLM_HD void load(int64_t at, A* column) {
+    const A* const row = at < 0 ? nullptr : q_rows_.row(at, widened_ + kEntriesAtOnce * dim_);
+    for (int64_t d = 0; d < dim_; ++d) column[d * kPanel] = row ? static_cast<A>(shape_.scale) * row[d] : A(0);
   }
 
   // Brings the largest scores up to m more rows, and what has been summed with them.
@@ -300,13 +493,14 @@ class AttendOnHost {
   // Scores of entries [count][kPanel], the logs of their weights added.
   template <int W>
   TEXVLM_HD void score(const int32_t* ids, int64_t count, int64_t n, const A* q, A* s) {
-    const A* rows[kEntriesAtOnce];
+    const A* rows[kEntriesAtOnce + kRowsAtOnce];
     for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
       const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
-      keys_.rows(ids + e, m, a_, rows);
+      of_.keys.rows(ids + e, m, widened_, rows);
       multiply_rows<W, kPanelVectors<W>, false>(rows, m, dim_, q, kPanel, n, s + e * kPanel, kPanel);
+      if (n == kPanel && !of_.weights.any(ids + e, m)) continue;
       for (int64_t i = 0; i < m; ++i) {
-        const A log = weights_(ids[e + i]);
+        const A log = of_.weights(ids[e + i]);
         A* const row = s + (e + i) * kPanel;
         for (int j = 0; j < kPanel; ++j) row[j] = j < n ? row[j] + log : A(0);
       }
@@ -318,7 +512,7 @@ class AttendOnHost {
   TEXVLM_HD void choose(int64_t n, const A* q, int32_t* to) {
     const CellPyramid& cells = shape_.cells;
     list_.begin(shape_);
-    A* const kept = kept_scores_.of((shape_.prefix + cells.total()) * kPanel);
+    A* const kept = kept_scores_.of((shape_.prefix + cells.total() + kRowsAtOnce) * kPanel);
     if (shape_.prefix) score<W>(list_.ids.data(), shape_.prefix, n, q, kept);
     kept_ = shape_.prefix;
     alignas(64) A most[kPanel], left[kPanel], total[kPanel];  // sums of exponents: of what stays, of all that is present
@@ -337,7 +531,7 @@ class AttendOnHost {
         for (const int32_t i : list_.present) list_.split(shape_, s, i);
       } else {
         number(s);
-        A* const scores = scores_.of(present * kPanel);
+        A* const scores = scores_.of((present + kRowsAtOnce) * kPanel);
         A* const exps = exps_.of(present * kPanel);
         score<W>(numbers_.data(), present, n, q, scores);
         alignas(64) A before[kPanel];
@@ -356,11 +550,11 @@ class AttendOnHost {
             total[j] += e;
           }
         weigh<W>(n, q, most, total, exps);
-        take_best(cell_values_.of(0), list_.present, shape_.counts[s], order_, taken_, to);
+        take_best(cell_values_.of(0), list_.present, shape_.counts[s], ties_, taken_, to);
         for (int64_t i = 0; i < present; ++i) {
           if (taken_[i]) {
             list_.split(shape_, s, list_.present[i]);
-          } else if (weights_(numbers_[i]) != kNothing<A>) {
+          } else if (of_.weights(numbers_[i]) != kNothing<A>) {
             list_.ids.push_back(numbers_[i]);
             std::copy(scores + i * kPanel, scores + (i + 1) * kPanel, kept + kept_++ * kPanel);
             for (int j = 0; j < kPanel; ++j) left[j] += exps[i * kPanel + j];
@@ -370,13 +564,14 @@ class AttendOnHost {
       to += shape_.counts[s];
       list_.advance();
     }
-    list_.finish(shape_, weights_);
+    list_.finish(shape_, of_.weights);
   }
 
   // The present cells as entries.
   void number(int s) {
-    numbers_.clear();
-    for (const int32_t i : list_.present) numbers_.push_back(static_cast<int32_t>(shape_.cells.offset[s] + i));
+    const auto offset = static_cast<int32_t>(shape_.cells.offset[s]);
+    numbers_.resize(list_.present.size());
+    for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] = offset + list_.present[i];
   }
 
   // The values of the present cells to a tile, in cell_values_.
@@ -396,11 +591,8 @@ class AttendOnHost {
         for (int j = 0; j < kPanel; ++j) exps[i * kPanel + j] = total[j] == 0 ? A(0) : exps[i * kPanel + j];
     A* const mass = mass_.of(present);
     for (int64_t i = 0; i < present; ++i) {
-      alignas(64) A sum[16] = {};
-      for (int j = 0; j < kPanel; j += 16)
-        for (int l = 0; l < 16; ++l) sum[l] += exps[i * kPanel + j + l] * total[j + l];
-      A one = 0;
-      for (int l = 0; l < 16; ++l) one += sum[l];
+      const A* const row = exps + i * kPanel;
+      const A one = sum_by_parts<A>(kPanel, [=](int64_t j) { return row[j] * total[j]; });
       mass[i] = f_.importance == Importance::spread ? one * spread(numbers_[i]) : one;
     }
     A* const mean = mean_.of(dim_);
@@ -415,12 +607,12 @@ class AttendOnHost {
   template <int W>
   TEXVLM_HD void weigh_present(const A* u, A* mass) {
     const auto present = static_cast<int64_t>(numbers_.size());
-    A* const bound = bound_.of(present);
+    A* const bound = bound_.of(present + kVectorsAtOnce);
     if (f_.importance != Importance::mass) {  // max(u low, u high) = max(u, 0) high + min(u, 0) low
       A* const up = sides_.of(2 * dim_);
       A* const down = up + dim_;
       for (int64_t d = 0; d < dim_; ++d) up[d] = maximum(u[d], A(0)), down[d] = minimum(u[d], A(0));
-      const A* rows[kEntriesAtOnce];
+      const A* rows[kEntriesAtOnce + kRowsAtOnce];
       for (int64_t e = 0; e < present; e += kEntriesAtOnce) {
         const int64_t m = minimum<int64_t>(kEntriesAtOnce, present - e);
         for (int64_t i = 0; i < m; ++i) rows[i] = high_ + numbers_[e + i] * dim_;
@@ -434,7 +626,7 @@ class AttendOnHost {
   TEXVLM_HD void weigh_known(A* mass, A* bound) {
     const auto present = static_cast<int64_t>(numbers_.size());
     A* const logs = logs_.of(present);
-    for (int64_t i = 0; i < present; ++i) logs[i] = weights_(numbers_[i]);
+    for (int64_t i = 0; i < present; ++i) logs[i] = of_.weights(numbers_[i]);
     weigh_cells(f_.importance, logs, present, mass, bound, cell_values_.of(present));
   }
 
@@ -448,10 +640,10 @@ class AttendOnHost {
     int s = 0;
     while (id >= cells.offset[s + 1]) ++s;
     const CellBox box = cells.places_of(s, id - cells.offset[s]);
-    const A log = weights_(id);
+    const A log = of_.weights(id);
     for (int64_t i = 0; i < box.count(); ++i) {
       const int64_t j = box.cell(i);
-      const A own = weights_(cells.total() + j);
+      const A own = of_.weights(cells.total() + j);
       if (own != kNothing<A>) to[j] += mass * exp_of(own - log);
     }
   }
@@ -467,20 +659,16 @@ class AttendOnHost {
       constexpr int V = kPanelVectors<W>;
       A* const q = q_.of(3 * dim_ * kPanel);
       A *const up = q + dim_ * kPanel, *const down = up + dim_ * kPanel;
-      for (int64_t i = 0; i < kPanel; ++i)
-        for (int64_t d = 0; d < dim_; ++d) {
-          const int64_t at = (head_ * shape_.queries + first + i) * dim_ + d;
-          const A u = i < n ? static_cast<A>(shape_.scale) * static_cast<A>(f_.q[at]) : A(0);
-          q[d * kPanel + i] = u, up[d * kPanel + i] = maximum(u, A(0)), down[d * kPanel + i] = minimum(u, A(0));
-        }
+      for (int64_t i = 0; i < kPanel; ++i) load(i < n ? head_ * shape_.queries + first + i : -1, q + i);
+      for (int64_t i = 0; i < dim_ * kPanel; ++i) up[i] = maximum(q[i], A(0)), down[i] = minimum(q[i], A(0));
       list_.begin(shape_);
       number(0);
-      A* const panel = scores_.of(cells * kPanel);
+      A* const panel = scores_.of((cells + kRowsAtOnce) * kPanel);
       scores = all_.of(2 * cells * kPanel), bounds = scores + cells * kPanel;
       score<W>(numbers_.data(), cells, n, q, panel);
       turn(panel, cells, scores);
       if (f_.importance != Importance::mass) {
-        const A* rows[kEntriesAtOnce];
+        const A* rows[kEntriesAtOnce + kRowsAtOnce];
         for (int64_t e = 0; e < cells; e += kEntriesAtOnce) {
           const int64_t m = minimum<int64_t>(kEntriesAtOnce, cells - e);
           for (int64_t i = 0; i < m; ++i) rows[i] = high_ + (e + i) * dim_;
@@ -503,12 +691,13 @@ class AttendOnHost {
   // Scores of entries to one query, the logs of their weights added.
   template <int W>
   TEXVLM_HD void score_one(const int32_t* ids, int64_t count, const A* u, A* s) {
-    const A* rows[kEntriesAtOnce];
+    const A* rows[kEntriesAtOnce + kRowsAtOnce];
     for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
       const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
-      keys_.rows(ids + e, m, a_, rows);
+      of_.keys.rows(ids + e, m, widened_, rows);
       multiply_vector<W, false>(rows, m, dim_, u, s + e);
-      for (int64_t i = 0; i < m; ++i) s[e + i] += weights_(ids[e + i]);
+      if (!of_.weights.any(ids + e, m)) continue;
+      for (int64_t i = 0; i < m; ++i) s[e + i] += of_.weights(ids[e + i]);
     }
   }
 
@@ -518,16 +707,17 @@ class AttendOnHost {
     const CellPyramid& cells = shape_.cells;
     A* const u = mean_.of(dim_);
     const int64_t at = head_ * shape_.queries + t;
-    for (int64_t d = 0; d < dim_; ++d) u[d] = static_cast<A>(shape_.scale) * static_cast<A>(f_.q[at * dim_ + d]);
+    const A* const row = q_rows_.row(at, widened_ + kEntriesAtOnce * dim_);
+    for (int64_t d = 0; d < dim_; ++d) u[d] = static_cast<A>(shape_.scale) * row[d];
     A* s;
     if (f_.choice) {
-      list_.follow(shape_, given(t), weights_);
+      list_.follow(shape_, given(t), of_.weights);
       std::copy(given(t), given(t) + shape_.splits, chosen(t));
-      s = kept_scores_.of(static_cast<int64_t>(list_.ids.size()));
+      s = kept_scores_.of(static_cast<int64_t>(list_.ids.size()) + kVectorsAtOnce);
       score_one<W>(list_.ids.data(), static_cast<int64_t>(list_.ids.size()), u, s);
     } else {
       list_.begin(shape_);
-      s = kept_scores_.of(shape_.entries());
+      s = kept_scores_.of(shape_.entries() + kVectorsAtOnce);
       score_one<W>(list_.ids.data(), shape_.prefix, u, s);
       int64_t kept = shape_.prefix;
       int32_t* to = chosen(t);
@@ -540,14 +730,14 @@ class AttendOnHost {
           std::fill(end, to + shape_.counts[stage], -1);
           for (const int32_t i : list_.present) list_.split(shape_, stage, i);
         } else {
-          A* const own = chunk_.of(present);
+          A* const own = chunk_.of(present + kVectorsAtOnce);
           if (stage == 0 && scores) {
             std::copy(scores, scores + present, own);
           } else {
             score_one<W>(numbers_.data(), present, u, own);
           }
           weigh_one<W>(u, s, kept, own, stage == 0 ? bounds : nullptr);
-          take_best(cell_values_.of(0), list_.present, shape_.counts[stage], order_, taken_, to);
+          take_best(cell_values_.of(0), list_.present, shape_.counts[stage], ties_, taken_, to);
           for (int64_t i = 0; i < present; ++i) {
             if (taken_[i]) {
               list_.split(shape_, stage, list_.present[i]);
@@ -559,24 +749,23 @@ class AttendOnHost {
         }
         to += shape_.counts[stage];
       }
-      list_.finish(shape_, weights_);
+      list_.finish(shape_, of_.weights);
       score_one<W>(list_.ids.data() + kept, static_cast<int64_t>(list_.ids.size()) - kept, u, s + kept);
     }
     const auto count = static_cast<int64_t>(list_.ids.size());
-    A most = kNothing<A>, sum = 0;
-    for (int64_t i = 0; i < count; ++i) most = most < s[i] ? s[i] : most;
+    A most = largest(s, count, kNothing<A>);
     if (most == kNothing<A>) most = 0;
-    for (int64_t i = 0; i < count; ++i) s[i] = exp_or_nan(s[i] - most);
-    for (int64_t i = 0; i < count; ++i) sum += s[i];
+    const A sum = exponents(s, count, most, s);
     A* const out = out_.of(dim_);
     std::fill(out, out + dim_, A(0));
-    const A* rows[kEntriesAtOnce];
+    const A* rows[kEntriesAtOnce + kRowsAtOnce];
     for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
       const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
-      values_.rows(list_.ids.data() + e, m, a_, rows);
+      of_.values.rows(list_.ids.data() + e, m, widened_, rows);
       add_rows<W>(rows, m, dim_, s + e, out);
     }
-    for (int64_t d = 0; d < dim_; ++d) f_.out[at * dim_ + d] = static_cast<T>(sum == 0 ? A(0) : out[d] / sum);
+    for (int64_t d = 0; d < dim_; ++d) out[d] = sum == 0 ? A(0) : out[d] / sum;
+    out_rows_.store(at, out);
     f_.lse[at] = sum == 0 ? kNothing<A> : most + std::log(sum);
     if (f_.mass && sum != 0)
       for (int64_t e = 0; e < count; ++e) share_out(list_.ids[e], s[e] / sum);
@@ -586,16 +775,15 @@ class AttendOnHost {
   template <int W>
   TEXVLM_HD void weigh_one(const A* u, const A* stays, int64_t kept, const A* own, A* bounds) {
     const auto present = static_cast<int64_t>(numbers_.size());
-    A most = kNothing<A>, total = 0;
-    for (int64_t i = 0; i < kept; ++i) most = most < stays[i] ? stays[i] : most;
-    for (int64_t i = 0; i < present; ++i) most = most < own[i] ? own[i] : most;
+    const A most = largest(own, present, largest(stays, kept, kNothing<A>));
     A* const mass = mass_.of(present);
-    for (int64_t i = 0; i < kept; ++i) total += exp_or_nan(stays[i] - most);
-    for (int64_t i = 0; i < present; ++i) total += mass[i] = exp_or_nan(own[i] - most);
-    const bool has = finite(most) && finite(total) && total > 0;
+    const A total =
+        sum_by_parts<A>(kept, [=](int64_t i) { return exp_or_nan(stays[i] - most); }) + exponents(own, present, most, mass);
+    const bool has = finite(most) && finite(total) && total > 0, by_spread = f_.importance == Importance::spread;
+    const A scale = A(1) / total;
     for (int64_t i = 0; i < present; ++i) {
-      const A share = has ? mass[i] / total : A(0);
-      mass[i] = f_.importance == Importance::spread ? share * spread(numbers_[i]) : share;
+      const A share = has ? mass[i] * scale : A(0);
+      mass[i] = by_spread ? share * spread(numbers_[i]) : share;
     }
     if (!has) {  // no say: its mean is that of no query
       A* const none = none_.of(dim_);
@@ -608,18 +796,20 @@ class AttendOnHost {
 
   static constexpr int64_t kTogether = 6;  // queries for which a panel pays
 
-  const Attend<T>& f_;
+  const Attend<A>& f_;
   const AttentionShape& shape_;
   int64_t dim_, head_ = 0, kept_ = 0;
-  EntryRows<T> keys_{}, values_{};
-  EntryWeights<A> weights_{};
+  Storage storage_;
+  StoredRows<A> q_rows_;
+  StoredOut<A> out_rows_;
+  HeadEntries<A> of_{};
   const A *low_ = nullptr, *high_ = nullptr, *spread_ = nullptr;
-  A* a_;
+  A* widened_;
   EntryList list_;
-  std::vector<int32_t> numbers_, order_;
+  std::vector<int32_t> numbers_, ties_;
   std::vector<char> taken_;
-  Scratch<A> widened_, q_, out_, chunk_, all_, kept_scores_, scores_, exps_, mass_, mean_, bound_, sides_, logs_, cell_values_,
-      none_;
+  Scratch<A> widened_memory_, q_, out_, chunk_, all_, kept_scores_, scores_, exps_, mass_, mean_, bound_, sides_, logs_,
+      cell_values_, none_;
 };
 
 #endif
