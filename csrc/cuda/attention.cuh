@@ -1,69 +1,45 @@
-// What the kernels of attention share, forward and backward: which entries a tile reads, and products of rows by a block.
-// Included by the .cu files only; torch-free.
+// Which entries a tile reads: what the kernels of attention share, forward and backward. Included by the .cu files only;
+// torch-free.
 //
-// The cells of a stage that are there for a tile are numbered 0 .. present - 1 without being listed: all cells of the first stage,
-// and then the children of the cells that the stage before split, as many numbers for each as the largest has. What is split is a
-// set of bits over the grid of the stage, from which the list follows in ascending order; what is kept whole is listed, so that
-// products are made of whole chunks of it.
+// The cells of a stage that are there for a tile are numbered 0 .. present - 1 without being listed: all cells of the first
+// stage, and then the children of the cells that the stage before split, as many numbers for each as the largest has. What is
+// split is a set of bits over the grid of the stage, from which the list follows in ascending order; what is kept whole is
+// listed, so that products are made of whole chunks of it.
 #pragma once
 
 #include "attention.h"
-#include "scatter.cuh"
+#include "attention_rows.cuh"
 
 namespace texvlm::cuda {
 
-constexpr int kSide = 16;  // the threads of a block as a square: kSide x kSide parts of a product
-constexpr int kDepth = 16;
-constexpr int kColumns = 64;            // of a product, at a time
-constexpr int kPitch = kColumns + 4;    // of a row in shared memory: vectors are aligned, and columns spread over the banks
-constexpr int kMostColumns = 128;       // of the values, for one block; more are other blocks' parts
-constexpr int kGroups = kMostColumns / kColumns;
-constexpr int kAloneEntries = 128;  // of a chunk, for a query that is alone
-static_assert(kSide * kSide == kThreads && kTileQueries == 4 * kSide);
+static_assert(kTileQueries == 4 * kSide && kTileQueries <= kColumns);
 
 // Entries of a chunk, for a tile: doubles are large.
 template <class A>
 constexpr int kTileEntries = sizeof(A) == 8 ? 32 : 64;
 
+// Groups of kColumns channels that a block holds sums of in registers; where there are more, others do the same for the rest.
+template <class A>
+int groups_of(const AttentionShape& shape) {
+  return shape.alone() ? 2 : sizeof(A) == 8 || shape.dim <= kColumns ? 1 : 2;
+}
+template <class A>
+int64_t parts_of(const AttentionShape& shape) {
+  return maximum<int64_t>(1, ceil_div(shape.dim, kColumns * groups_of<A>(shape)));
+}
+
 // Blocks that run at a time, and the bytes each has to itself.
 struct Resident {
   int64_t blocks, bytes;
 
-  static Resident of(const AttentionShape& shape, int64_t bytes) {
-    const int64_t all = shape.batch * shape.heads * shape.tiles() * parts(shape);
-    const int64_t budget = int64_t{256} << 20;
+  static Resident of(const AttentionShape& shape, int64_t parts, int64_t bytes) {
+    const int64_t all = shape.batch * shape.heads * shape.tiles() * parts, budget = int64_t{256} << 20;
     return {minimum(all, clamp<int64_t>(budget / maximum<int64_t>(bytes, 1), 132, 2112)), bytes};
   }
-  static int64_t parts(const AttentionShape& shape) { return maximum<int64_t>(1, ceil_div(shape.dim, kMostColumns)); }
   int64_t all() const { return blocks * bytes; }
 };
 
 namespace {
-
-__device__ inline float fused(float a, float b, float c) { return fmaf(a, b, c); }
-__device__ inline double fused(double a, double b, double c) { return fma(a, b, c); }
-__device__ inline float exp_for(float v) { return expf(v); }  // exp_of() has no NaN, which has to get through here
-__device__ inline double exp_for(double v) { return exp(v); }
-__device__ inline float log_for(float v) { return logf(v); }
-__device__ inline double log_for(double v) { return log(v); }
-template <class A>
-__device__ A nothing() {
-  return -static_cast<A>(HUGE_VALF);
-}
-
-// The sum over `lanes` neighbouring lanes, in all of them.
-template <class V>
-__device__ V lanes_sum(V value, int lanes = kLanes) {
-  for (int step = lanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
-template <class V>
-__device__ V lanes_max(V value, int lanes = kLanes) {
-  for (int step = lanes / 2; step > 0; step /= 2) value = maximum(value, __shfl_xor_sync(kAllLanes, value, step));
-  return value;
-}
-
-// --- which entries ------------------------------------------------------------------------------------------------------------
 
 // Numbers that a cell of stage s - 1 has for its children.
 TEXVLM_HD int64_t children_most(const CellPyramid& cells, int s) {
@@ -88,7 +64,8 @@ struct TileSpace {
   __device__ TileSpace of_block(int64_t bytes) const {
     const int64_t skip = blockIdx.x * bytes;
     const auto moved = [&](auto* p) { return reinterpret_cast<decltype(p)>(reinterpret_cast<char*>(p) + skip); };
-    return {moved(scores), moved(values), moved(bounds), moved(mean), moved(split), moved(kept), moved(slot), moved(bits), moved(equal)};
+    return {moved(scores), moved(values), moved(bounds), moved(mean), moved(split),
+            moved(kept),   moved(slot),   moved(bits),   moved(equal)};
   }
   // queries: of a tile; 0: nothing is scored before it is read (backward).
   static TileSpace carve(Carver& carver, const AttentionShape& shape, int64_t queries) {
@@ -122,11 +99,11 @@ struct Descent {
   const AttentionShape& shape;
   TileSpace<A> space;
   int stage = 0;
-  int present;                 // numbers of this stage
-  int kept = 0;                // entries kept whole, of all stages before this
-  int32_t *parents, *split;    // the cells that the stage before split, and those of this one
-  uint32_t *above, *bits;      // alike
-  int each, rows, columns;     // numbers for each parent; the grid of this stage
+  int present;               // numbers of this stage
+  int kept = 0;              // entries kept whole, of all stages before this
+  int32_t *parents, *split;  // the cells that the stage before split, and those of this one
+  uint32_t *above, *bits;    // alike
+  int each, rows, columns;   // numbers for each parent; the grid of this stage
   int finer = 0, columns_above = 0;
 
   __device__ Descent(const AttentionShape& of, const TileSpace<A>& with)
@@ -201,8 +178,9 @@ struct Descent {
     return static_cast<int>(many);
   }
 
-  // Lists the cells of this stage that stay whole, behind those that are listed; log_count: of all cells. Returns how many.
-  __device__ int list_kept(const A* log_count, bool slots) {
+  // Lists the cells of this stage that stay whole, behind those that are listed; log_count: of all cells. Returns how many:
+  // `kept` is the caller's to move on.
+  __device__ int list_kept(const A* log_count, bool slots) const {
     unsigned many = 0, all;
     const int64_t offset = shape.cells.offset[stage];
     for (int first = 0; first < present; first += kThreads) {
@@ -217,18 +195,27 @@ struct Descent {
       many += all;
     }
     __syncthreads();
-    kept += static_cast<int>(many);
     return static_cast<int>(many);
   }
 };
 
-// --- rows ---------------------------------------------------------------------------------------------------------------------
-
-// Entries of one kind, of one batch and head: cells (U = A), places or the prefix (U = T).
-template <class U, class A>
+// Entries of one kind, of one batch and head: cells, places or the prefix.
+template <class A>
 struct Entries {
-  const U *key, *value;
+  const void *key, *value;
   const A* log;  // of the count or the weight; null: 0
+  int storage;
+  int64_t first;  // the row in which gradients of the first one go, and masses
+};
+
+// Which of them: those in a list, the present ones of a descent, or all in order.
+template <class A>
+struct Numbers {
+  int count;
+  const int32_t* list;
+  const Descent<A>* descent;
+
+  __device__ int operator[](int i) const { return list ? list[i] : descent ? descent->cell(i) : i; }
 };
 
 // E of them at a time, in shared memory.
@@ -238,219 +225,18 @@ struct EntryRows {
   A log[E];
   int64_t row[E];  // -1: no entry
 
-  // The entries at(first) and on, of `count`; at() may give -1. The block has to be in step after.
-  template <class U, class At>
-  __device__ void fill(const Entries<U, A>& of, int64_t dim, int first, int count, const At& at) {
+  // The entries numbers[first] and on. The block has to be in step after.
+  __device__ void fill(const Entries<A>& of, int64_t dim, const Numbers<A>& numbers, int first) {
     for (int j = static_cast<int>(threadIdx.x); j < E; j += kThreads) {
-      int64_t i = first + j < count ? static_cast<int64_t>(at(first + j)) : -1;
+      int i = first + j < numbers.count ? numbers[first + j] : -1;
       log[j] = i < 0 ? nothing<A>() : of.log ? of.log[i] : A(0);
       if (log[j] == nothing<A>()) i = -1;
-      key[j] = i < 0 ? nullptr : of.key + i * dim;
-      value[j] = i < 0 ? nullptr : of.value + i * dim;
-      row[j] = i;
+      key[j] = i < 0 ? nullptr : row_at<A>(of.key, of.storage, i, dim);
+      value[j] = i < 0 ? nullptr : row_at<A>(of.value, of.storage, i, dim);
+      row[j] = i < 0 ? -1 : of.first + i;
     }
   }
 };
-
-// Four of a row, zeros beyond its end and where there is no row. wide: rows are a multiple of four, and aligned so.
-template <class A, class U>
-__device__ void load_four(const U* from, int64_t left, bool wide, A (&to)[4]) {
-#pragma unroll
-  for (int w = 0; w < 4; ++w) to[w] = A(0);
-  if (!from || left <= 0) return;
-  if (wide) {
-    const Pack<U, 4> four = *reinterpret_cast<const Pack<U, 4>*>(from);
-#pragma unroll
-    for (int w = 0; w < 4; ++w) to[w] = static_cast<A>(four.v[w]);
-    return;
-  }
-#pragma unroll
-  for (int w = 0; w < 4; ++w)
-    if (w < left) to[w] = static_cast<A>(from[w]);
-}
-template <class A, class U>
-__device__ void store_four(U* to, int64_t left, bool wide, const A (&from)[4]) {
-  if (left <= 0) return;
-  if (wide) {
-    Pack<U, 4> four;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) four.v[w] = static_cast<U>(from[w]);
-    *reinterpret_cast<Pack<U, 4>*>(to) = four;
-    return;
-  }
-#pragma unroll
-  for (int w = 0; w < 4; ++w)
-    if (w < left) to[w] = static_cast<U>(from[w]);
-}
-
-// R neighbours in shared memory, by 16 bytes where it can be.
-template <int R, class A>
-__device__ void read_shared(const A* from, A (&to)[R]) {
-  constexpr int W = R < static_cast<int>(16 / sizeof(A)) ? R : static_cast<int>(16 / sizeof(A));
-#pragma unroll
-  for (int r = 0; r < R; r += W) {
-    const Pack<A, W> pack = *reinterpret_cast<const Pack<A, W>*>(from + r);
-#pragma unroll
-    for (int w = 0; w < W; ++w) to[r + w] = pack.v[w];
-  }
-}
-template <int R, class A>
-__device__ void write_shared(A* to, const A (&from)[R]) {
-  constexpr int W = R < static_cast<int>(16 / sizeof(A)) ? R : static_cast<int>(16 / sizeof(A));
-#pragma unroll
-  for (int r = 0; r < R; r += W) {
-    Pack<A, W> pack;
-#pragma unroll
-    for (int w = 0; w < W; ++w) pack.v[w] = from[r + w];
-    *reinterpret_cast<Pack<A, W>*>(to + r) = pack;
-  }
-}
-
-// --- products -----------------------------------------------------------------------------------------------------------------
-
-// What a block holds of two operands.
-template <class A>
-struct Operands {
-  alignas(16) A side[2][kDepth][kPitch];
-};
-
-__device__ inline int down() { return static_cast<int>(threadIdx.x) / kSide; }    // this thread's rows of a product
-__device__ inline int across() { return static_cast<int>(threadIdx.x) % kSide; }  // and its columns
-
-template <int R, class U, class A>
-__device__ void load_deep(A (&to)[kDepth][kPitch], const void* const* rows, int64_t d0, int64_t dim, bool wide) {
-  for (int i = static_cast<int>(threadIdx.x); i < R * kDepth / 4; i += kThreads) {
-    const int row = i / (kDepth / 4), d = i % (kDepth / 4) * 4;
-    const U* from = static_cast<const U*>(rows[row]);
-    A four[4];
-    load_four(from ? from + d0 + d : nullptr, dim - d0 - d, wide, four);
-#pragma unroll
-    for (int w = 0; w < 4; ++w) to[d + w][row] = four[w];
-  }
-}
-
-// c[i][j] = x[R down + i] . y[J across + j]: rows in memory, of X and of Y. The block is in step after.
-template <class X, class Y, int R, int J, class A>
-__device__ void dot_rows(A (&c)[R][J], Operands<A>& operands, const void* const* x, const void* const* y, int64_t dim, bool wide) {
-#pragma unroll
-  for (int i = 0; i < R; ++i)
-#pragma unroll
-    for (int j = 0; j < J; ++j) c[i][j] = A(0);
-  for (int64_t d0 = 0; d0 < dim; d0 += kDepth) {
-    load_deep<R * kSide, X>(operands.side[0], x, d0, dim, wide);
-    load_deep<J * kSide, Y>(operands.side[1], y, d0, dim, wide);
-    __syncthreads();
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      A a[R], b[J];
-      read_shared(&operands.side[0][d][R * down()], a);
-      read_shared(&operands.side[1][d][J * across()], b);
-#pragma unroll
-      for (int i = 0; i < R; ++i)
-#pragma unroll
-        for (int j = 0; j < J; ++j) c[i][j] = fused(a[i], b[j], c[i][j]);
-    }
-    __syncthreads();
-  }
-}
-
-// c[g][i][j] += sum_t panel[t][R down + i] y_t[c0 + 64 g + 4 across + j], for t < many; panel has rows up to a multiple of kDepth,
-// zeros where there is no y. The block is in step after.
-template <class Y, int G, int R, int P, class A>
-__device__ void add_rows(A (&c)[G][R][4], Operands<A>& operands, const A (*panel)[P], const void* const* y, int many, int64_t c0,
-                         int64_t dim, bool wide) {
-  static_assert(G <= 2);
-  for (int t0 = 0; t0 < many; t0 += kDepth) {
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-      const int64_t column = c0 + kColumns * g + 4 * across();
-      const Y* from = static_cast<const Y*>(y[t0 + down()]);
-      A four[4];
-      load_four(from ? from + column : nullptr, dim - column, wide, four);
-      write_shared(&operands.side[g][down()][4 * across()], four);
-    }
-    __syncthreads();
-#pragma unroll 4
-    for (int t = 0; t < kDepth; ++t) {
-      A a[R];
-      read_shared(&panel[t0 + t][R * down()], a);
-#pragma unroll
-      for (int g = 0; g < G; ++g) {
-        A b[4];
-        read_shared(&operands.side[g][t][4 * across()], b);
-#pragma unroll
-        for (int i = 0; i < R; ++i)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) c[g][i][j] = fused(a[i], b[j], c[g][i][j]);
-      }
-    }
-    __syncthreads();
-  }
-}
-
-// --- one query ----------------------------------------------------------------------------------------------------------------
-
-constexpr int kDotLanes = 8;  // that share a product of two rows
-constexpr int kDotRows = 4;   // that a thread takes at a time
-static_assert(kThreads / kDotLanes * kDotRows == kAloneEntries);
-
-// The products of x with the rows of a chunk: of row lane_row() + 32 u in c[u], in all lanes that share it.
-__device__ inline int dot_row() { return static_cast<int>(threadIdx.x) / kDotLanes; }
-template <class X, class Y, class A>
-__device__ void dot_alone(A (&c)[kDotRows], const X* x, const void* const* y, int64_t dim, bool wide) {
-#pragma unroll
-  for (int u = 0; u < kDotRows; ++u) c[u] = A(0);
-  for (int64_t d = 4 * (static_cast<int>(threadIdx.x) % kDotLanes); d < dim; d += 4 * kDotLanes) {
-    A a[4];
-    load_four(x + d, dim - d, wide, a);
-#pragma unroll
-    for (int u = 0; u < kDotRows; ++u) {
-      const Y* from = static_cast<const Y*>(y[dot_row() + u * (kThreads / kDotLanes)]);
-      A b[4];
-      load_four(from ? from + d : nullptr, dim - d, wide, b);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) c[u] = fused(a[w], b[w], c[u]);
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < kDotRows; ++u) c[u] = lanes_sum(c[u], kDotLanes);
-}
-
-// c[g][j] += sum weight_t y_t[c0 + 64 g + 4 across + j], over the rows t = down, down + 16, .. < many of a chunk.
-template <class Y, int G, class A>
-__device__ void add_alone(A (&c)[G][4], const A* weight, const void* const* y, int many, int64_t c0, int64_t dim, bool wide) {
-  for (int t = down(); t < many; t += kSide) {
-    const Y* from = static_cast<const Y*>(y[t]);
-    if (!from) continue;
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-      const int64_t column = c0 + kColumns * g + 4 * across();
-      A four[4];
-      load_four(from + column, dim - column, wide, four);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) c[g][j] = fused(weight[t], four[j], c[g][j]);
-    }
-  }
-}
-
-// The sum of what the threads of a column have, in those that are first. The block is in step after.
-template <int G, class A>
-__device__ void sum_down(A (&c)[G][4], A (*partial)[kPitch]) {
-#pragma unroll
-  for (int g = 0; g < G; ++g) {
-    write_shared(&partial[down()][4 * across()], c[g]);
-    __syncthreads();
-    if (down() == 0) {
-      for (int t = 1; t < kSide; ++t) {
-        A more[4];
-        read_shared(&partial[t][4 * across()], more);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) c[g][j] += more[j];
-      }
-    }
-    __syncthreads();
-  }
-}
 
 }  // namespace
 }  // namespace texvlm::cuda

@@ -27,8 +27,8 @@ int64_t attend_adjoint_workspace(const AttentionShape& shape);
 template <class T>
 void attend(const Attend<T>& f, unsigned long long* masses, void* workspace, void* stream);
 
-// One launch with float atomics. fixed: null, or attend_fixed_words() zeros: then all that several tiles add to is summed in fixed
-// point, which takes a few launches more and gives the same bits every time. grad_q is stored, the others are added to.
+// One launch with float atomics. fixed: null, or attend_fixed_words() zeros: then all that several tiles add to is summed in
+// fixed point, which takes a few launches more and gives the same bits every time. grad_q is stored, the others are added to.
 int64_t attend_fixed_words(const AttentionShape& shape);
 template <class T>
 void attend_adjoint(const AttendAdjoint<T>& f, unsigned long long* fixed, void* workspace, void* stream);
