@@ -24,14 +24,17 @@ template <int C, class A>
 TEXVLM_HD void attend_slices(const AttendAdjoint<A>& f, Storage storage, int64_t slices, int64_t begin, int64_t end) {
   AttendAdjointOnHost<A>(f, storage, slices).template slices<C>(begin, end);
 }
-template <int C, class F>
-TEXVLM_HD void pack_bands(const F& f, int64_t begin, int64_t end) {
-  AttentionPackOnHost(f).bands(begin, end);
+template <int C, class A>
+TEXVLM_HD void pack_bands(const AttentionPack<A>& f, Storage storage, int64_t begin, int64_t end) {
+  AttentionPackOnHost<A>(f, storage).bands(begin, end);
 }
-template <int C, class F>
-TEXVLM_HD void unpack_rows(const F& f, int64_t begin, int64_t end) {
-  AttentionPackAdjointOnHost(f).rows(begin, end);
+template <int C, class A>
+TEXVLM_HD void unpack_rows(const AttentionPackAdjoint<A>& f, Storage storage, int64_t begin, int64_t end) {
+  AttentionPackAdjointOnHost<A>(f, storage).rows(begin, end);
 }
+// They move memory: AVX-512 would bring nothing.
+template <class A>
+constexpr Isa kPacking = std::is_same_v<A, double> ? Isa::base : Isa::v3;
 TEXVLM_ISA_DISPATCH(pack_bands)
 TEXVLM_ISA_DISPATCH(unpack_rows)
 
@@ -157,9 +160,11 @@ Packed attention_pack(const Tensor& k, const Tensor& v, Size height, Size width,
         const c10::DeviceGuard guard(k.device());
         return cuda::attention_pack(f, current_stream(k.device()));
       }
+      const AttentionPack<A> on_host = with_storage(f);
       const int64_t bands = p.cells.rows_of(0);
-      host::parallel(p.batch * bands, 4 * p.heads * p.dim * p.cells.places() / bands,
-                     [&](int64_t begin, int64_t end) { host::pack_bands_any<0, host::kBest<T>>(f, begin, end); });
+      host::parallel(p.batch * bands, 4 * p.heads * p.dim * p.cells.places() / bands, [&](int64_t begin, int64_t end) {
+        host::pack_bands_any<0, host::kPacking<A>>(on_host, kStorage<T>, begin, end);
+      });
     });
   return {keys, values, log_count, spread, low, high};
 }
@@ -208,8 +213,10 @@ std::tuple<Tensor, Tensor, Tensor> attention_pack_backward(const Tensor& grad_ke
         const c10::DeviceGuard guard(k.device());
         return cuda::attention_pack_adjoint(f, current_stream(k.device()));
       }
-      host::parallel(p.batch * p.cells.rows, 4 * p.heads * p.dim * p.cells.columns,
-                     [&](int64_t begin, int64_t end) { host::unpack_rows_any<0, host::kBest<T>>(f, begin, end); });
+      const AttentionPackAdjoint<A> on_host = with_storage(f);
+      host::parallel(p.batch * p.cells.rows, 4 * p.heads * p.dim * p.cells.columns, [&](int64_t begin, int64_t end) {
+        host::unpack_rows_any<0, host::kPacking<A>>(on_host, kStorage<T>, begin, end);
+      });
     });
   if (grad_k.defined()) grad_k = grad_k.to(p.dtype);
   if (grad_v.defined()) grad_v = grad_v.to(p.dtype);

@@ -77,7 +77,8 @@ def plan(grid: tuple[int, int], keep: float = KEEP, stages: str | Sequence[int] 
     levels, places = _levels(rows, columns, stages, alone), rows * columns
     if keep >= 1 or not levels:
         return AttentionPlan([], [], 1.0)
-    cells, counts = [math.prod(_shape(rows, columns, level)) for level in levels], list[int]()
+    cells: list[int] = [math.prod(_shape(rows, columns, level)) for level in levels]
+    counts: list[int] = []
     present, scored = cells[0], 0
     for stage, level in enumerate(levels):
         scored += present
@@ -87,7 +88,7 @@ def plan(grid: tuple[int, int], keep: float = KEEP, stages: str | Sequence[int] 
         counts.append(min(max(1, wanted), present))
         finer = 0 if last else levels[stage + 1]
         grid_of_finer = _shape(rows, columns, finer)
-        children = math.prod(min(1 << level - finer, side) for side in grid_of_finer)
+        children = math.prod([min(1 << level - finer, side) for side in grid_of_finer])
         present = min(math.prod(grid_of_finer), counts[-1] * children)
     read = (scored + present) / places
     return AttentionPlan(levels, counts, read) if read < 1 else AttentionPlan([], [], 1.0)

@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "products.h"
+#include "stored.h"
 
 namespace texvlm {
 
@@ -21,63 +22,6 @@ TEXVLM_HD A exp_or_nan(A x) {
 }
 template <class A>
 constexpr A kNothing = -std::numeric_limits<A>::infinity();  // the log of no weight
-
-// Memory of one thread, aligned to cache lines; what was in it is lost when it grows.
-template <class A>
-class Scratch {
- public:
-  A* of(int64_t count) {
-    if (static_cast<int64_t>(memory_.size()) < count + kLine) memory_.resize(static_cast<size_t>(count + kLine));
-    const auto at = reinterpret_cast<uintptr_t>(memory_.data());
-    return reinterpret_cast<A*>((at + 63) / 64 * 64);
-  }
-
- private:
-  static constexpr int64_t kLine = 64 / sizeof(A);
-  std::vector<A> memory_;
-};
-
-// Rows as they are stored: in the dtype of the arithmetic, or in a half type, which is widened. Known at run time, so that the
-// loops are compiled for two types, not four.
-enum class Storage { own, half, bfloat16 };
-template <class T>
-constexpr Storage kStorage = std::is_same_v<T, Half>       ? Storage::half
-                             : std::is_same_v<T, BFloat16> ? Storage::bfloat16
-                                                           : Storage::own;
-template <class A>
-struct StoredRows {
-  const void* data;
-  int64_t dim;
-  Storage storage;
-
-  // Row i; where it is not stored as such, in `widened`.
-  TEXVLM_HD const A* row(int64_t i, A* widened) const {
-    if (storage == Storage::own) return static_cast<const A*>(data) + i * dim;
-    const auto* const from = static_cast<const uint16_t*>(data) + i * dim;
-    if (storage == Storage::half) {
-      for (int64_t d = 0; d < dim; ++d) widened[d] = Half::template widened<float>(uint32_t{from[d]});
-    } else {
-      for (int64_t d = 0; d < dim; ++d) widened[d] = BFloat16::template widened<float>(uint32_t{from[d]});
-    }
-    return widened;
-  }
-};
-template <class A>
-struct StoredOut {
-  void* data;
-  int64_t dim;
-  Storage storage;
-
-  TEXVLM_HD void store(int64_t i, const A* row) const {
-    if (storage == Storage::own) {
-      for (int64_t d = 0; d < dim; ++d) static_cast<A*>(data)[i * dim + d] = row[d];
-    } else {
-      auto* const to = static_cast<uint16_t*>(data) + i * dim;
-      for (int64_t d = 0; d < dim; ++d)
-        to[d] = storage == Storage::half ? Half(static_cast<float>(row[d])).bits : BFloat16(static_cast<float>(row[d])).bits;
-    }
-  }
-};
 
 // What one head of keys offers: rows of keys or of values by the number of the entry.
 template <class A>
@@ -549,7 +493,7 @@ class AttendOnHost {
             exps[i * kPanel + j] = e;
             total[j] += e;
           }
-        weigh<W>(n, q, most, total, exps);
+        const bool all = weigh<W>(n, q, most, total, exps);
         take_best(cell_values_.of(0), list_.present, shape_.counts[s], ties_, taken_, to);
         for (int64_t i = 0; i < present; ++i) {
           if (taken_[i]) {
@@ -557,7 +501,8 @@ class AttendOnHost {
           } else if (of_.weights(numbers_[i]) != kNothing<A>) {
             list_.ids.push_back(numbers_[i]);
             std::copy(scores + i * kPanel, scores + (i + 1) * kPanel, kept + kept_++ * kPanel);
-            for (int j = 0; j < kPanel; ++j) left[j] += exps[i * kPanel + j];
+            const A *const row = scores + i * kPanel, *const known = exps + i * kPanel;
+            for (int j = 0; j < kPanel; ++j) left[j] += all ? known[j] : exp_or_nan(row[j] - before[j]);
           }
         }
       }
@@ -574,9 +519,10 @@ class AttendOnHost {
     for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] = offset + list_.present[i];
   }
 
-  // The values of the present cells to a tile, in cell_values_.
+  // The values of the present cells to a tile, in cell_values_. Queries without a say are 0 in `exps` then; returns whether all
+  // have one.
   template <int W>
-  TEXVLM_HD void weigh(int64_t n, const A* q, const A* most, A* total, A* exps) {
+  TEXVLM_HD bool weigh(int64_t n, const A* q, const A* most, A* total, A* exps) {
     const auto present = static_cast<int64_t>(numbers_.size());
     int64_t say = 0;
     bool all = true;
@@ -597,11 +543,12 @@ class AttendOnHost {
     }
     A* const mean = mean_.of(dim_);
     for (int64_t d = 0; d < dim_; ++d) {
-      A sum = 0;
-      for (int64_t j = 0; j < n; ++j) sum += total[j] == 0 ? A(0) : q[d * kPanel + j];
+      const A* const row = q + d * kPanel;
+      const A sum = sum_by_parts<A>(kPanel, [=](int64_t j) { return total[j] == 0 ? A(0) : row[j]; });
       mean[d] = say ? sum / static_cast<A>(say) : A(0);
     }
     weigh_present<W>(mean, mass);
+    return all;
   }
   // With the masses known, and one query for the bound.
   template <int W>
@@ -679,8 +626,18 @@ class AttendOnHost {
         turn(panel, cells, bounds);
       }
     }
-    for (int64_t i = 0; i < n; ++i)
-      query<W>(first + i, together ? scores + i * cells : nullptr, together ? bounds + i * cells : nullptr);
+    // Keys for a number of queries, then values: one or the other of a head lies in the cache.
+    for (int64_t i = 0, done = 0; i < n; ++i) {
+      ask<W>(first + i, together ? scores + i * cells : nullptr, together ? bounds + i * cells : nullptr);
+      if (i + 1 < n && asked_ids_.size() < kAskedAtOnce) continue;
+      int64_t begin = 0;
+      for (; done <= i; ++done) {
+        const int64_t count = asked_counts_[done % kPanel];
+        answer<W>(first + done, asked_ids_.data() + begin, count, asked_scores_.data() + begin);
+        begin += count;
+      }
+      asked_ids_.clear(), asked_scores_.clear();
+    }
   }
   TEXVLM_HD static void turn(const A* panel, int64_t rows, A* out) {
     for (int64_t r0 = 0; r0 < rows; r0 += 16)
@@ -695,15 +652,17 @@ class AttendOnHost {
     for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
       const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
       of_.keys.rows(ids + e, m, widened_, rows);
+      of_.keys.prefetch(ids + e + m, minimum<int64_t>(kEntriesAtOnce, count - e - m));
       multiply_vector<W, false>(rows, m, dim_, u, s + e);
       if (!of_.weights.any(ids + e, m)) continue;
       for (int64_t i = 0; i < m; ++i) s[e + i] += of_.weights(ids[e + i]);
     }
   }
 
-  // `scores` and `bounds` of all cells of the first stage, or null.
+  // The entries of a query and their scores, appended to those asked before. `scores` and `bounds` of all cells of the first
+  // stage, or null.
   template <int W>
-  TEXVLM_HD void query(int64_t t, const A* scores, A* bounds) {
+  TEXVLM_HD void ask(int64_t t, const A* scores, A* bounds) {
     const CellPyramid& cells = shape_.cells;
     A* const u = mean_.of(dim_);
     const int64_t at = head_ * shape_.queries + t;
@@ -741,7 +700,7 @@ class AttendOnHost {
           for (int64_t i = 0; i < present; ++i) {
             if (taken_[i]) {
               list_.split(shape_, stage, list_.present[i]);
-            } else if (own[i] != kNothing<A>) {
+            } else if (of_.weights(numbers_[i]) != kNothing<A>) {
               list_.ids.push_back(numbers_[i]);
               s[kept++] = own[i];
             }
@@ -752,7 +711,15 @@ class AttendOnHost {
       list_.finish(shape_, of_.weights);
       score_one<W>(list_.ids.data() + kept, static_cast<int64_t>(list_.ids.size()) - kept, u, s + kept);
     }
-    const auto count = static_cast<int64_t>(list_.ids.size());
+    asked_ids_.insert(asked_ids_.end(), list_.ids.begin(), list_.ids.end());
+    asked_scores_.insert(asked_scores_.end(), s, s + list_.ids.size());
+    asked_counts_[t % kPanel] = static_cast<int64_t>(list_.ids.size());
+  }
+
+  template <int W>
+  TEXVLM_HD void answer(int64_t t, const int32_t* ids, int64_t count, A* s) {
+    const int64_t at = head_ * shape_.queries + t;
+    of_.values.prefetch(ids, minimum<int64_t>(kEntriesAtOnce, count));
     A most = largest(s, count, kNothing<A>);
     if (most == kNothing<A>) most = 0;
     const A sum = exponents(s, count, most, s);
@@ -761,14 +728,15 @@ class AttendOnHost {
     const A* rows[kEntriesAtOnce + kRowsAtOnce];
     for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
       const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
-      of_.values.rows(list_.ids.data() + e, m, widened_, rows);
+      of_.values.rows(ids + e, m, widened_, rows);
+      of_.values.prefetch(ids + e + m, minimum<int64_t>(kEntriesAtOnce, count - e - m));
       add_rows<W>(rows, m, dim_, s + e, out);
     }
     for (int64_t d = 0; d < dim_; ++d) out[d] = sum == 0 ? A(0) : out[d] / sum;
     out_rows_.store(at, out);
     f_.lse[at] = sum == 0 ? kNothing<A> : most + std::log(sum);
     if (f_.mass && sum != 0)
-      for (int64_t e = 0; e < count; ++e) share_out(list_.ids[e], s[e] / sum);
+      for (int64_t e = 0; e < count; ++e) share_out(ids[e], s[e] / sum);
   }
 
   // The values of the present cells to one query, whose scores of what stays and of the cells are known.
@@ -794,7 +762,8 @@ class AttendOnHost {
     weigh_present<W>(u, mass);
   }
 
-  static constexpr int64_t kTogether = 6;  // queries for which a panel pays
+  static constexpr int64_t kTogether = 6;          // queries for which a panel pays
+  static constexpr size_t kAskedAtOnce = 1 << 17;  // entries whose scores are kept between keys and values
 
   const Attend<A>& f_;
   const AttentionShape& shape_;
@@ -808,6 +777,9 @@ class AttendOnHost {
   EntryList list_;
   std::vector<int32_t> numbers_, ties_;
   std::vector<char> taken_;
+  std::vector<int32_t> asked_ids_;
+  std::vector<A> asked_scores_;
+  int64_t asked_counts_[kPanel] = {};
   Scratch<A> widened_memory_, q_, out_, chunk_, all_, kept_scores_, scores_, exps_, mass_, mean_, bound_, sides_, logs_,
       cell_values_, none_;
 };

@@ -6,31 +6,47 @@
 #include <vector>
 
 #include "attention.h"
+#include "stored.h"
 
 namespace texvlm {
 
 // Squares of the distance of two rows.
-template <class A, class T>
-TEXVLM_HD A square_distance(const T* a, const A* b, int64_t n) {
+template <class A>
+TEXVLM_HD A square_distance(const A* a, const A* b, int64_t n) {
   constexpr int kSums = 16;
   A sums[kSums] = {}, sum = 0;
   int64_t d = 0;
   for (; d + kSums <= n; d += kSums)
     for (int i = 0; i < kSums; ++i) {
-      const A off = static_cast<A>(a[d + i]) - b[d + i];
+      const A off = a[d + i] - b[d + i];
       sums[i] += off * off;
     }
-  for (; d < n; ++d) sum += (static_cast<A>(a[d]) - b[d]) * (static_cast<A>(a[d]) - b[d]);
+  for (; d < n; ++d) sum += (a[d] - b[d]) * (a[d] - b[d]);
   for (int i = 0; i < kSums; ++i) sum += sums[i];
   return sum;
 }
 
+// Pointers to T are those of A that `storage` explains, as in attention_loops.h.
 template <class T>
-class AttentionPackOnHost {
+AttentionPack<Acc<T>> with_storage(const AttentionPack<T>& f) {
   using A = Acc<T>;
+  const auto erased = [](const T* p) { return reinterpret_cast<const A*>(p); };
+  return {f.cells, f.batch,  f.heads,     f.dim,    erased(f.k), erased(f.v), f.log_weight,
+          f.keys,  f.values, f.log_count, f.spread, f.low,       f.high};
+}
+template <class T>
+AttentionPackAdjoint<Acc<T>> with_storage(const AttentionPackAdjoint<T>& f) {
+  using A = Acc<T>;
+  const auto erased = [](const T* p) { return reinterpret_cast<const A*>(p); };
+  return {f.cells,     f.batch,      f.heads, f.dim,    f.grad_keys, f.grad_values, f.grad_log_count, erased(f.k),
+          erased(f.v), f.log_weight, f.keys,  f.values, f.log_count, f.grad_k,      f.grad_v,         f.grad_log_weight};
+}
 
+template <class A>
+class AttentionPackOnHost {
  public:
-  explicit AttentionPackOnHost(const AttentionPack<T>& f) : f_(f), dim_(f.dim) {}
+  AttentionPackOnHost(const AttentionPack<A>& f, Storage storage)
+      : f_(f), dim_(f.dim), k_{f.k, f.dim, storage}, v_{f.v, f.dim, storage}, widened_(memory_.of(2 * f.dim)) {}
 
   // Bands [begin, end) of all pictures: the rows of the coarsest cells, and what they are made of.
   TEXVLM_HD void bands(int64_t begin, int64_t end) {
@@ -75,7 +91,11 @@ class AttentionPackOnHost {
     log_count(s)[i] = sum == 0 ? most : most + std::log(sum);
   }
   // What part j is of a cell; the parts' sum is 1.
-  A share(int s, int64_t i, int64_t j) const {
+  TEXVLM_HD A share(int s, int64_t i, int64_t j) const {
+    if (!f_.log_weight) {
+      const int64_t part = s + 1 < f_.cells.stages ? f_.cells.places_of(s + 1, j).count() : 1;
+      return static_cast<A>(part) / static_cast<A>(f_.cells.places_of(s, i).count());
+    }
     const A log = log_of_part(s, j);
     return log == -std::numeric_limits<A>::infinity() ? A(0) : exp_of(log - log_count(s)[i]);
   }
@@ -88,18 +108,17 @@ class AttentionPackOnHost {
     return {f_.keys + at * dim_, f_.values + at * dim_, f_.low + at * dim_, f_.high + at * dim_, f_.spread + 2 * at};
   }
   // Adds a part, the first of a cell or not.
-  template <class P>
-  TEXVLM_HD void add(const Cell& to, bool first, A w, const P* TEXVLM_RESTRICT keys, const P* TEXVLM_RESTRICT values,
-                     const P* TEXVLM_RESTRICT low, const P* TEXVLM_RESTRICT high) const {
+  TEXVLM_HD void add(const Cell& to, bool first, A w, const A* TEXVLM_RESTRICT keys, const A* TEXVLM_RESTRICT values,
+                     const A* TEXVLM_RESTRICT low, const A* TEXVLM_RESTRICT high) const {
     if (first) {
       for (int64_t d = 0; d < dim_; ++d) {
-        to.keys[d] = w * static_cast<A>(keys[d]), to.values[d] = w * static_cast<A>(values[d]);
-        to.low[d] = static_cast<A>(low[d]), to.high[d] = static_cast<A>(high[d]);
+        to.keys[d] = w * keys[d], to.values[d] = w * values[d];
+        to.low[d] = low[d], to.high[d] = high[d];
       }
     } else {
       for (int64_t d = 0; d < dim_; ++d) {
-        to.keys[d] += w * static_cast<A>(keys[d]), to.values[d] += w * static_cast<A>(values[d]);
-        to.low[d] = minimum(to.low[d], static_cast<A>(low[d])), to.high[d] = maximum(to.high[d], static_cast<A>(high[d]));
+        to.keys[d] += w * keys[d], to.values[d] += w * values[d];
+        to.low[d] = minimum(to.low[d], low[d]), to.high[d] = maximum(to.high[d], high[d]);
       }
     }
   }
@@ -109,7 +128,7 @@ class AttentionPackOnHost {
 
   TEXVLM_HD void from_places(int64_t head, int s, int64_t i) const {
     const CellBox box = f_.cells.children(s, i);
-    const T *const k = f_.k + head * f_.cells.places() * dim_, *const v = f_.v + head * f_.cells.places() * dim_;
+    const int64_t first = head * f_.cells.places();
     const Cell to = cell(head, s, i);
     A of_keys = 0, of_values = 0;
     bool any = false;
@@ -117,7 +136,8 @@ class AttentionPackOnHost {
       const int64_t p = box.cell(j);
       const A w = share(s, i, p);
       if (w == 0) continue;
-      add(to, !any, w, k + p * dim_, v + p * dim_, k + p * dim_, k + p * dim_);
+      const A* const key = k_.row(first + p, widened_);
+      add(to, !any, w, key, v_.row(first + p, widened_ + dim_), key, key);
       any = true;
     }
     if (!any) nothing(to);
@@ -125,8 +145,8 @@ class AttentionPackOnHost {
       const int64_t p = box.cell(j);
       const A w = share(s, i, p);
       if (w == 0) continue;
-      of_keys += w * square_distance(k + p * dim_, to.keys, dim_);
-      of_values += w * square_distance(v + p * dim_, to.values, dim_);
+      of_keys += w * square_distance(k_.row(first + p, widened_), to.keys, dim_);
+      of_values += w * square_distance(v_.row(first + p, widened_ + dim_), to.values, dim_);
     }
     to.spread[0] = of_keys, to.spread[1] = of_values;
   }
@@ -141,7 +161,7 @@ class AttentionPackOnHost {
       const Cell part = cell(head, s + 1, box.cell(j));
       const A w = share(s, i, box.cell(j));
       if (w == 0) continue;
-      add<A>(to, !any, w, part.keys, part.values, part.low, part.high);
+      add(to, !any, w, part.keys, part.values, part.low, part.high);
       any = true;
     }
     if (!any) nothing(to);
@@ -149,23 +169,25 @@ class AttentionPackOnHost {
       const Cell part = cell(head, s + 1, box.cell(j));
       const A w = share(s, i, box.cell(j));
       if (w == 0) continue;
-      of_keys += w * (part.spread[0] + square_distance<A, A>(part.keys, to.keys, dim_));
-      of_values += w * (part.spread[1] + square_distance<A, A>(part.values, to.values, dim_));
+      of_keys += w * (part.spread[0] + square_distance(part.keys, to.keys, dim_));
+      of_values += w * (part.spread[1] + square_distance(part.values, to.values, dim_));
     }
     to.spread[0] = of_keys, to.spread[1] = of_values;
   }
 
-  const AttentionPack<T>& f_;
+  const AttentionPack<A>& f_;
   int64_t dim_, b_ = 0;
+  StoredRows<A> k_, v_;
+  Scratch<A> memory_;
+  A* widened_;
 };
 
 // Place by place, from all cells it is in.
-template <class T>
+template <class A>
 class AttentionPackAdjointOnHost {
-  using A = Acc<T>;
-
  public:
-  explicit AttentionPackAdjointOnHost(const AttentionPackAdjoint<T>& f) : f_(f), dim_(f.dim) {}
+  AttentionPackAdjointOnHost(const AttentionPackAdjoint<A>& f, Storage storage)
+      : f_(f), dim_(f.dim), k_{f.k, f.dim, storage}, v_{f.v, f.dim, storage}, widened_(memory_.of(2 * f.dim)) {}
 
   // Rows [begin, end) of places, of all pictures.
   TEXVLM_HD void rows(int64_t begin, int64_t end) const {
@@ -197,17 +219,21 @@ class AttentionPackAdjointOnHost {
         for (int64_t d = 0; gv && of_values && d < dim_; ++d) gv[d] += share * of_values[d];
         if (!f_.grad_log_weight) continue;
         A sum = h == 0 && f_.grad_log_count ? f_.grad_log_count[b * cells.total() + e] : A(0);
-        for (int64_t d = 0; of_keys && d < dim_; ++d) sum += (static_cast<A>(f_.k[at + d]) - f_.keys[cell + d]) * of_keys[d];
-        for (int64_t d = 0; of_values && d < dim_; ++d)
-          sum += (static_cast<A>(f_.v[at + d]) - f_.values[cell + d]) * of_values[d];
+        const int64_t row = head * cells.places() + j;
+        const A *const key = k_.row(row, widened_), *const value = v_.row(row, widened_ + dim_);
+        for (int64_t d = 0; of_keys && d < dim_; ++d) sum += (key[d] - f_.keys[cell + d]) * of_keys[d];
+        for (int64_t d = 0; of_values && d < dim_; ++d) sum += (value[d] - f_.values[cell + d]) * of_values[d];
         of_weight += share * sum;
       }
     }
     if (f_.grad_log_weight) f_.grad_log_weight[b * cells.places() + j] = of_weight;
   }
 
-  const AttentionPackAdjoint<T>& f_;
+  const AttentionPackAdjoint<A>& f_;
   int64_t dim_;
+  StoredRows<A> k_, v_;
+  Scratch<A> memory_;
+  A* widened_;
 };
 
 }  // namespace texvlm
