@@ -462,12 +462,17 @@ void check(const Question& ask, bool given = false) {
 
 int main() {
   const std::vector<int> two{2, 1}, none;
-  check<float>({1, 2, 1, 11, 10, 6, 3, two, {3, 5}, 8, 8, 0});  // rows that are not aligned
-  check<float>({1, 1, 1, 9, 12, 8, 0, two, {3, 5}, 4, 16, 0, Importance::mass}, true);
+  check<float>({1, 1, 1, 5, 6, 6, 3, two, {1, 2}, 8, 8, 0});   // rows that are not aligned
+  check<float>({1, 2, 1, 5, 6, 68, 1, two, {1, 2}, 1, 1, 2});  // queries that are alone
+  check<float>({1, 1, 1, 5, 6, 4, 0, two, {1, 2}, 4, 4, 0, Importance::mass}, true);
+#if defined(__SANITIZE_THREAD__)  // hundreds of times slower, and races are the same in all that follow
+  return done();
+#endif
+  check<float>({1, 2, 1, 11, 10, 8, 3, two, {3, 5}, 8, 8, 0});
   check<float>({1, 2, 2, 1, 37, 4, 1, {3}, {2}, 1, 64, 0, Importance::bound});  // cells of one row
   check<float>({1, 1, 1, 8, 8, 132, 2, two, {2, 4}, 8, 8, 0});                  // two parts
-  check<float>({2, 2, 1, 7, 9, 8, 2, {2}, {2}, 1, 1, 3});                       // queries that are alone
   check<float>({1, 1, 1, 12, 13, 132, 1, two, {4, 5}, 1, 1, 2});
+  check<float>({2, 2, 1, 7, 9, 8, 2, {2}, {2}, 1, 1, 3});
   check<float>({1, 2, 1, 9, 10, 4, 0, none, {}, 1, 1, 3, Importance::spread, Question::no_weights});  // dense
   check<float>({1, 1, 1, 9, 10, 5, 2, none, {}, 8, 8, 0});
   check<float>({1, 1, 1, 8, 8, 4, 0, two, {2, 3}, 8, 8, 0, Importance::spread, Question::all_equal});
