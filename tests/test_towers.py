@@ -274,7 +274,7 @@ def test_what_a_tower_looks_at_is_selected() -> None:
             with attention.replace(model, keep=0.2, layers=[layer], mass=True) as replaced:
                 model(pixel_values=picture)
                 mass = replaced.mass()
-            found.append(mass / mass.amax((1, 2), keepdim=True))
+            found.append(mass / (mass + mass.mean((1, 2), keepdim=True)))
     texture = texvlm.build_channels(picture, given={"previous_attention": found[0], "attention": found[1]})
     names = [texture.names.index(name) for name in ("previous_attention", "attention")]
     assert names == [35, 36]
@@ -283,7 +283,7 @@ def test_what_a_tower_looks_at_is_selected() -> None:
     chosen = texvlm.select(texture, k=16, path="query", cell=4)
     kept = torch.zeros(256, dtype=torch.bool)
     kept[chosen.indices[0]] = True
-    assert float(found[1].flatten()[kept].mean()) > 1.5 * float(found[1].flatten()[~kept].mean())
+    assert float(found[1].flatten()[kept].min()) > 0.55 > float(found[1].flatten()[~kept].mean())
 
 
 def test_pictures_too_small_for_cells_are_read_whole() -> None:

@@ -174,8 +174,9 @@ class Replacement:
     def mass(self) -> Tensor | list[Tensor]:
         """The attention that each place got in the tower's last call: the mean over the queries, the heads and the replaced layers.
 
-        It sums to 1 over a picture, less what class and register tokens got; channels of attention (35 and 36 of `build_channels`) are in
-        [0, 1], so divide it by its largest value: `texvlm.attention_map(mass / mass.amax((1, 2), keepdim=True), height, width)`.
+        It sums to 1 over a picture, less what class and register tokens got. Channels of attention (35 and 36 of `build_channels`) are in
+        [0, 1], and 0.5 says nothing there: `given={"attention": mass / (mass + mass.mean((1, 2), keepdim=True))}`, which is 0.5 where a
+        place gets its share.
 
         Returns:
             [B, rows, columns] in float32, no gradient; of pictures of several sizes a list of [rows, columns].
