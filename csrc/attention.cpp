@@ -17,12 +17,19 @@ namespace host {
 // floats decide here, which cells are split, may differ between machines where two are as good.
 template <int C, class A>
 TEXVLM_HD void attend_tiles(const Attend<A>& f, Storage storage, int64_t begin, int64_t end) {
-  AttendOnHost<A> work(f, storage);
-  f.shape.alone() ? work.template queries<C>(begin, end) : work.template tiles<C>(begin, end);
+  AttendOnHost<A>(f, storage).template tiles<C>(begin, end);
 }
 template <int C, class A>
-TEXVLM_HD void attend_slices(const AttendAdjoint<A>& f, Storage storage, int64_t slices, int64_t begin, int64_t end) {
-  AttendAdjointOnHost<A>(f, storage, slices).template slices<C>(begin, end);
+TEXVLM_HD void attend_queries(const Attend<A>& f, Storage storage, int64_t begin, int64_t end) {
+  AttendOnHost<A>(f, storage).template queries<C>(begin, end);
+}
+template <int C, class A>
+TEXVLM_HD void adjoin_tiles(const AttendAdjoint<A>& f, Storage storage, int64_t slices, int64_t begin, int64_t end) {
+  AttendAdjointOnHost<A>(f, storage, slices).template slices<C, false>(begin, end);
+}
+template <int C, class A>
+TEXVLM_HD void adjoin_queries(const AttendAdjoint<A>& f, Storage storage, int64_t slices, int64_t begin, int64_t end) {
+  AttendAdjointOnHost<A>(f, storage, slices).template slices<C, true>(begin, end);
 }
 template <int C, class A>
 TEXVLM_HD void pack_bands(const AttentionPack<A>& f, Storage storage, int64_t begin, int64_t end) {
@@ -38,13 +45,16 @@ constexpr Isa kPacking = std::is_same_v<A, double> ? Isa::base : Isa::v3;
 TEXVLM_ISA_DISPATCH(pack_bands)
 TEXVLM_ISA_DISPATCH(unpack_rows)
 
+// The baseline and double are there to be right, and compiled in a hurry.
 #if TEXVLM_DISPATCHES_ISA && !defined(__clang__)
 #define TEXVLM_CONTRACTED , optimize("fp-contract=fast")
+#define TEXVLM_IN_A_HURRY __attribute__((optimize("O1")))
 #else
 #define TEXVLM_CONTRACTED
+#define TEXVLM_IN_A_HURRY
 #endif
 #if TEXVLM_DISPATCHES_ISA
-#define TEXVLM_WIDTH_DISPATCH(name)                                                                                   \
+#define TEXVLM_BEST_OF(name)                                                                                          \
   template <class... A>                                                                                               \
   __attribute__((target("arch=x86-64-v4,prefer-vector-width=512") TEXVLM_CONTRACTED)) void name##_v4(const A&... a) { \
     name<16>(a...);                                                                                                   \
@@ -52,24 +62,31 @@ TEXVLM_ISA_DISPATCH(unpack_rows)
   template <class... A>                                                                                               \
   __attribute__((target("arch=x86-64-v3") TEXVLM_CONTRACTED)) void name##_v3(const A&... a) {                         \
     name<8>(a...);                                                                                                    \
-  }                                                                                                                   \
-  template <class T, class... A>                                                                                      \
-  void name##_best(const A&... a) {                                                                                   \
-    if constexpr (!std::is_same_v<T, double>) {                                                                       \
-      if (isa() == Isa::v4) return name##_v4(a...);                                                                   \
-      if (isa() == Isa::v3) return name##_v3(a...);                                                                   \
-    }                                                                                                                 \
-    name<std::is_same_v<T, double> ? 2 : 4>(a...);                                                                    \
+  }
+#define TEXVLM_TRY_BEST_OF(name)                  \
+  if constexpr (std::is_same_v<Number, float>) {  \
+    if (isa() == Isa::v4) return name##_v4(a...); \
+    if (isa() == Isa::v3) return name##_v3(a...); \
   }
 #else
-#define TEXVLM_WIDTH_DISPATCH(name)                \
-  template <class T, class... A>                   \
-  void name##_best(const A&... a) {                \
-    name<std::is_same_v<T, double> ? 2 : 4>(a...); \
-  }
+#define TEXVLM_BEST_OF(name)
+#define TEXVLM_TRY_BEST_OF(name)
 #endif
+#define TEXVLM_WIDTH_DISPATCH(name)                   \
+  TEXVLM_BEST_OF(name)                                \
+  template <int C, class... A>                        \
+  TEXVLM_IN_A_HURRY void name##_base(const A&... a) { \
+    name<C>(a...);                                    \
+  }                                                   \
+  template <class Number, class... A>                 \
+  void name##_best(const A&... a) {                   \
+    TEXVLM_TRY_BEST_OF(name)                          \
+    name##_base<16 / int{sizeof(Number)}>(a...);      \
+  }
 TEXVLM_WIDTH_DISPATCH(attend_tiles)
-TEXVLM_WIDTH_DISPATCH(attend_slices)
+TEXVLM_WIDTH_DISPATCH(attend_queries)
+TEXVLM_WIDTH_DISPATCH(adjoin_tiles)
+TEXVLM_WIDTH_DISPATCH(adjoin_queries)
 
 }  // namespace host
 
@@ -363,7 +380,11 @@ Attended hierarchical_attention(const Tensor& q, const Tensor& k, const Tensor& 
     const int64_t each = shape.alone() ? (shape.queries + kPanel - 1) / kPanel : shape.tiles(), together = with_mass ? each : 1;
     host::parallel(
         shape.batch * shape.heads * each / together, a.cost() * minimum<int64_t>(kPanel, shape.queries) * together,
-        [&](int64_t begin, int64_t end) { host::attend_tiles_best<A>(on_host, kStorage<T>, begin * together, end * together); });
+        [&](int64_t begin, int64_t end) {
+          begin *= together, end *= together;
+          shape.alone() ? host::attend_queries_best<A>(on_host, kStorage<T>, begin, end)
+                        : host::attend_tiles_best<A>(on_host, kStorage<T>, begin, end);
+        });
   });
   return {out, lse, chosen, mass};
 }
@@ -444,7 +465,10 @@ Gradients hierarchical_attention_backward(const Tensor& grad, const Tensor& grad
       }
       const AttendAdjoint<A> on_host = with_storage(f);
       host::parallel(heads * slices, a.cost() * 4 * shape.queries * shape.heads / shape.kv_heads / slices,
-                     [&](int64_t begin, int64_t end) { host::attend_slices_best<A>(on_host, kStorage<T>, slices, begin, end); });
+                     [&](int64_t begin, int64_t end) {
+                       shape.alone() ? host::adjoin_queries_best<A>(on_host, kStorage<T>, slices, begin, end)
+                                     : host::adjoin_tiles_best<A>(on_host, kStorage<T>, slices, begin, end);
+                     });
     });
   const auto summed = [&](Tensor& t, at::ScalarType dtype, bool over_heads) {
     if (!t.defined()) return;

@@ -32,7 +32,7 @@ class AttendAdjointOnHost {
   }
 
   // Slices [begin, end) of the tiles of all heads of keys of all pictures.
-  template <int W>
+  template <int W, bool Alone>
   TEXVLM_HD void slices(int64_t begin, int64_t end) {
     const int64_t group = shape_.heads / shape_.kv_heads, tiles = shape_.tiles();
     for (int64_t i = begin; i < end; ++i) {
@@ -42,7 +42,7 @@ class AttendAdjointOnHost {
         head_ = b * shape_.heads + kv % shape_.kv_heads * group + h;
         for (int64_t t = tiles * slice / slices_; t < tiles * (slice + 1) / slices_; ++t) {
           list_.follow(shape_, f_.chosen + (head_ * tiles + t) * shape_.splits, of_.weights);
-          if (shape_.alone()) {
+          if constexpr (Alone) {
             query<W>(t);
           } else {
             tile<W>(t);

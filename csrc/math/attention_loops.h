@@ -336,13 +336,17 @@ class AttendOnHost {
   void enter(int64_t b, int64_t head) {
     const int64_t total = shape_.cells.total(), kv = b * shape_.kv_heads + shape_.kv_head(head);
     of_ = HeadEntries<A>::of(f_, storage_, b, kv);
-    low_ = f_.low + kv * total * dim_, high_ = f_.high + kv * total * dim_, spread_ = f_.spread + kv * total * 2;
+    if (head_ != b * shape_.heads + head) {
+      A* const of_cells = spread_.of(total);
+      const A* const from = f_.spread + kv * total * 2;
+      for (int64_t i = 0; i < total; ++i) of_cells[i] = from[2 * i] * sqrt_of(from[2 * i + 1]);
+    }
+    low_ = f_.low + kv * total * dim_, high_ = f_.high + kv * total * dim_;
     head_ = b * shape_.heads + head;
   }
 
   const int32_t* given(int64_t t) const { return f_.choice + (head_ * shape_.tiles() + t) * shape_.splits; }
   int32_t* chosen(int64_t t) const { return f_.chosen + (head_ * shape_.tiles() + t) * shape_.splits; }
-  A spread(int64_t id) const { return spread_[2 * id] * sqrt_of(spread_[2 * id + 1]); }
 
   // ---- a tile, its queries in lanes ----
 
@@ -456,60 +460,69 @@ class AttendOnHost {
   TEXVLM_HD void choose(int64_t n, const A* q, int32_t* to) {
     const CellPyramid& cells = shape_.cells;
     list_.begin(shape_);
-    A* const kept = kept_scores_.of((shape_.prefix + cells.total() + kRowsAtOnce) * kPanel);
-    if (shape_.prefix) score<W>(list_.ids.data(), shape_.prefix, n, q, kept);
-    kept_ = shape_.prefix;
-    alignas(64) A most[kPanel], left[kPanel], total[kPanel];  // sums of exponents: of what stays, of all that is present
+    A* const kept = kept_scores_.of((shape_.prefix + cells.total()) * kPanel);
+    kept_ = 0;
+    alignas(64) A most[kPanel], before[kPanel], left[kPanel], total[kPanel];  // sums of exponents: of what stays, of all present
     for (int j = 0; j < kPanel; ++j) most[j] = kNothing<A>, left[j] = 0;
-    for (int64_t i = 0; i < kept_; ++i)
-      for (int j = 0; j < kPanel; ++j) most[j] = most[j] < kept[i * kPanel + j] ? kept[i * kPanel + j] : most[j];
-    for (int64_t i = 0; i < kept_; ++i)
-      for (int j = 0; j < kPanel; ++j) left[j] += exp_or_nan(kept[i * kPanel + j] - (most[j] == kNothing<A> ? A(0) : most[j]));
-
-    for (int s = 0; s < cells.stages; ++s) {
-      const auto present = static_cast<int64_t>(list_.present.size());
-      if (shape_.counts[s] >= present) {  // nothing to choose
-        int32_t* const end = std::copy(list_.present.begin(), list_.present.end(), to);
-        std::sort(to, end);
-        std::fill(end, to + shape_.counts[s], -1);
-        for (const int32_t i : list_.present) list_.split(shape_, s, i);
+    for (int s = shape_.prefix ? -1 : 0; s < cells.stages; ++s) {  // the prefix, all of which stays, and then stages
+      if (s >= 0 && split_all(s, to)) continue;
+      if (s < 0) {
+        numbers_ = list_.ids;
       } else {
         number(s);
-        A* const scores = scores_.of((present + kRowsAtOnce) * kPanel);
-        A* const exps = exps_.of(present * kPanel);
-        score<W>(numbers_.data(), present, n, q, scores);
-        alignas(64) A before[kPanel];
-        for (int j = 0; j < kPanel; ++j) before[j] = most[j];
-        for (int64_t i = 0; i < present; ++i)
-          for (int j = 0; j < kPanel; ++j) most[j] = most[j] < scores[i * kPanel + j] ? scores[i * kPanel + j] : most[j];
+      }
+      const auto present = static_cast<int64_t>(numbers_.size());
+      A* const scores = scores_.of((present + kRowsAtOnce) * kPanel);
+      A* const exps = exps_.of(present * kPanel);
+      score<W>(numbers_.data(), present, n, q, scores);
+      for (int j = 0; j < kPanel; ++j) before[j] = most[j];
+      for (int64_t i = 0; i < present; ++i)
+        for (int j = 0; j < kPanel; ++j) most[j] = most[j] < scores[i * kPanel + j] ? scores[i * kPanel + j] : most[j];
+      for (int j = 0; j < kPanel; ++j) {
+        left[j] *= before[j] == most[j] || left[j] == 0 ? A(1) : exp_or_nan(before[j] - most[j]);
+        total[j] = left[j];
+        before[j] = most[j] == kNothing<A> ? A(0) : most[j];
+      }
+      for (int64_t i = 0; i < present; ++i)
         for (int j = 0; j < kPanel; ++j) {
-          left[j] *= before[j] == most[j] || left[j] == 0 ? A(1) : exp_or_nan(before[j] - most[j]);
-          total[j] = left[j];
-          before[j] = most[j] == kNothing<A> ? A(0) : most[j];
+          const A e = exp_or_nan(scores[i * kPanel + j] - before[j]);
+          exps[i * kPanel + j] = e;
+          total[j] += e;
         }
-        for (int64_t i = 0; i < present; ++i)
-          for (int j = 0; j < kPanel; ++j) {
-            const A e = exp_or_nan(scores[i * kPanel + j] - before[j]);
-            exps[i * kPanel + j] = e;
-            total[j] += e;
-          }
-        const bool all = weigh<W>(n, q, most, total, exps);
-        take_best(cell_values_.of(0), list_.present, shape_.counts[s], ties_, taken_, to);
-        for (int64_t i = 0; i < present; ++i) {
-          if (taken_[i]) {
-            list_.split(shape_, s, list_.present[i]);
-          } else if (of_.weights(numbers_[i]) != kNothing<A>) {
-            list_.ids.push_back(numbers_[i]);
-            std::copy(scores + i * kPanel, scores + (i + 1) * kPanel, kept + kept_++ * kPanel);
-            const A *const row = scores + i * kPanel, *const known = exps + i * kPanel;
-            for (int j = 0; j < kPanel; ++j) left[j] += all ? known[j] : exp_or_nan(row[j] - before[j]);
-          }
+      if (s < 0) {
+        std::copy(scores, scores + present * kPanel, kept);
+        kept_ = present;
+        for (int j = 0; j < kPanel; ++j) left[j] = total[j];
+        continue;
+      }
+      const bool all = weigh<W>(n, q, most, total, exps);
+      take_best(cell_values_.of(0), list_.present, shape_.counts[s], ties_, taken_, to);
+      for (int64_t i = 0; i < present; ++i) {
+        if (taken_[i]) {
+          list_.split(shape_, s, list_.present[i]);
+        } else if (of_.weights(numbers_[i]) != kNothing<A>) {
+          list_.ids.push_back(numbers_[i]);
+          const A *const row = scores + i * kPanel, *const known = exps + i * kPanel;
+          std::copy(row, row + kPanel, kept + kept_++ * kPanel);
+          for (int j = 0; j < kPanel; ++j) left[j] += all ? known[j] : exp_or_nan(row[j] - before[j]);
         }
       }
       to += shape_.counts[s];
       list_.advance();
     }
     list_.finish(shape_, of_.weights);
+  }
+
+  // Where no cell can be left unsplit there is nothing to choose. `to` moves on to the next stage.
+  bool split_all(int s, int32_t*& to) {
+    if (shape_.counts[s] < static_cast<int64_t>(list_.present.size())) return false;
+    int32_t* const end = std::copy(list_.present.begin(), list_.present.end(), to);
+    std::sort(to, end);
+    std::fill(end, to + shape_.counts[s], -1);
+    for (const int32_t i : list_.present) list_.split(shape_, s, i);
+    to += shape_.counts[s];
+    list_.advance();
+    return true;
   }
 
   // The present cells as entries.
@@ -535,11 +548,11 @@ class AttendOnHost {
     if (!all)
       for (int64_t i = 0; i < present; ++i)
         for (int j = 0; j < kPanel; ++j) exps[i * kPanel + j] = total[j] == 0 ? A(0) : exps[i * kPanel + j];
-    A* const mass = mass_.of(present);
+    A *const mass = mass_.of(present), *const spread = spread_.of(0);
     for (int64_t i = 0; i < present; ++i) {
       const A* const row = exps + i * kPanel;
       const A one = sum_by_parts<A>(kPanel, [=](int64_t j) { return row[j] * total[j]; });
-      mass[i] = f_.importance == Importance::spread ? one * spread(numbers_[i]) : one;
+      mass[i] = f_.importance == Importance::spread ? one * spread[numbers_[i]] : one;
     }
     A* const mean = mean_.of(dim_);
     for (int64_t d = 0; d < dim_; ++d) {
@@ -547,15 +560,15 @@ class AttendOnHost {
       const A sum = sum_by_parts<A>(kPanel, [=](int64_t j) { return total[j] == 0 ? A(0) : row[j]; });
       mean[d] = say ? sum / static_cast<A>(say) : A(0);
     }
-    weigh_present<W>(mean, mass);
+    weigh_present<W>(mean, mass, nullptr);
     return all;
   }
-  // With the masses known, and one query for the bound.
+  // With the masses known, and the bounds, or else one query for them.
   template <int W>
-  TEXVLM_HD void weigh_present(const A* u, A* mass) {
+  TEXVLM_HD void weigh_present(const A* u, A* mass, A* bound) {
     const auto present = static_cast<int64_t>(numbers_.size());
-    A* const bound = bound_.of(present + kVectorsAtOnce);
-    if (f_.importance != Importance::mass) {  // max(u low, u high) = max(u, 0) high + min(u, 0) low
+    if (!bound && f_.importance != Importance::mass) {  // max(u low, u high) = max(u, 0) high + min(u, 0) low
+      bound = bound_.of(present + kVectorsAtOnce);
       A* const up = sides_.of(2 * dim_);
       A* const down = up + dim_;
       for (int64_t d = 0; d < dim_; ++d) up[d] = maximum(u[d], A(0)), down[d] = minimum(u[d], A(0));
@@ -568,12 +581,8 @@ class AttendOnHost {
         multiply_vector<W, true>(rows, m, dim_, down, bound + e);
       }
     }
-    weigh_known(mass, bound);
-  }
-  TEXVLM_HD void weigh_known(A* mass, A* bound) {
-    const auto present = static_cast<int64_t>(numbers_.size());
     A* const logs = logs_.of(present);
-    for (int64_t i = 0; i < present; ++i) logs[i] = of_.weights(numbers_[i]);
+    for (int64_t i = 0; i < present; ++i) logs[i] = of_.weights.log_count[numbers_[i]];
     weigh_cells(f_.importance, logs, present, mass, bound, cell_values_.of(present));
   }
 
@@ -668,49 +677,50 @@ class AttendOnHost {
     const int64_t at = head_ * shape_.queries + t;
     const A* const row = q_rows_.row(at, widened_ + kEntriesAtOnce * dim_);
     for (int64_t d = 0; d < dim_; ++d) u[d] = static_cast<A>(shape_.scale) * row[d];
-    A* s;
+    A* const s = kept_scores_.of(shape_.entries() + kVectorsAtOnce);
+    int64_t kept = 0;
     if (f_.choice) {
       list_.follow(shape_, given(t), of_.weights);
       std::copy(given(t), given(t) + shape_.splits, chosen(t));
-      s = kept_scores_.of(static_cast<int64_t>(list_.ids.size()) + kVectorsAtOnce);
-      score_one<W>(list_.ids.data(), static_cast<int64_t>(list_.ids.size()), u, s);
     } else {
       list_.begin(shape_);
-      s = kept_scores_.of(shape_.entries() + kVectorsAtOnce);
-      score_one<W>(list_.ids.data(), shape_.prefix, u, s);
-      int64_t kept = shape_.prefix;
       int32_t* to = chosen(t);
-      for (int stage = 0; stage < cells.stages; ++stage, list_.advance()) {
-        const auto present = static_cast<int64_t>(list_.present.size());
-        number(stage);
-        if (shape_.counts[stage] >= present) {
-          int32_t* const end = std::copy(list_.present.begin(), list_.present.end(), to);
-          std::sort(to, end);
-          std::fill(end, to + shape_.counts[stage], -1);
-          for (const int32_t i : list_.present) list_.split(shape_, stage, i);
+      for (int stage = shape_.prefix ? -1 : 0; stage < cells.stages;
+           ++stage) {  // the prefix, all of which stays, and then stages
+        if (stage >= 0 && split_all(stage, to)) continue;
+        if (stage < 0) {
+          numbers_ = list_.ids;
         } else {
-          A* const own = chunk_.of(present + kVectorsAtOnce);
-          if (stage == 0 && scores) {
-            std::copy(scores, scores + present, own);
-          } else {
-            score_one<W>(numbers_.data(), present, u, own);
-          }
-          weigh_one<W>(u, s, kept, own, stage == 0 ? bounds : nullptr);
-          take_best(cell_values_.of(0), list_.present, shape_.counts[stage], ties_, taken_, to);
-          for (int64_t i = 0; i < present; ++i) {
-            if (taken_[i]) {
-              list_.split(shape_, stage, list_.present[i]);
-            } else if (of_.weights(numbers_[i]) != kNothing<A>) {
-              list_.ids.push_back(numbers_[i]);
-              s[kept++] = own[i];
-            }
+          number(stage);
+        }
+        const auto present = static_cast<int64_t>(numbers_.size());
+        A* const own = chunk_.of(present + kVectorsAtOnce);
+        if (stage == 0 && scores) {
+          std::copy(scores, scores + present, own);
+        } else {
+          score_one<W>(numbers_.data(), present, u, own);
+        }
+        if (stage < 0) {
+          std::copy(own, own + present, s);
+          kept = present;
+          continue;
+        }
+        weigh_one<W>(u, s, kept, own, stage == 0 ? bounds : nullptr);
+        take_best(cell_values_.of(0), list_.present, shape_.counts[stage], ties_, taken_, to);
+        for (int64_t i = 0; i < present; ++i) {
+          if (taken_[i]) {
+            list_.split(shape_, stage, list_.present[i]);
+          } else if (of_.weights(numbers_[i]) != kNothing<A>) {
+            list_.ids.push_back(numbers_[i]);
+            s[kept++] = own[i];
           }
         }
         to += shape_.counts[stage];
+        list_.advance();
       }
       list_.finish(shape_, of_.weights);
-      score_one<W>(list_.ids.data() + kept, static_cast<int64_t>(list_.ids.size()) - kept, u, s + kept);
     }
+    score_one<W>(list_.ids.data() + kept, static_cast<int64_t>(list_.ids.size()) - kept, u, s + kept);
     asked_ids_.insert(asked_ids_.end(), list_.ids.begin(), list_.ids.end());
     asked_scores_.insert(asked_scores_.end(), s, s + list_.ids.size());
     asked_counts_[t % kPanel] = static_cast<int64_t>(list_.ids.size());
@@ -744,22 +754,22 @@ class AttendOnHost {
   TEXVLM_HD void weigh_one(const A* u, const A* stays, int64_t kept, const A* own, A* bounds) {
     const auto present = static_cast<int64_t>(numbers_.size());
     const A most = largest(own, present, largest(stays, kept, kNothing<A>));
-    A* const mass = mass_.of(present);
+    A *const mass = mass_.of(present), *const spread = spread_.of(0);
     const A total =
         sum_by_parts<A>(kept, [=](int64_t i) { return exp_or_nan(stays[i] - most); }) + exponents(own, present, most, mass);
     const bool has = finite(most) && finite(total) && total > 0, by_spread = f_.importance == Importance::spread;
     const A scale = A(1) / total;
     for (int64_t i = 0; i < present; ++i) {
       const A share = has ? mass[i] * scale : A(0);
-      mass[i] = by_spread ? share * spread(numbers_[i]) : share;
+      mass[i] = by_spread ? share * spread[numbers_[i]] : share;
     }
     if (!has) {  // no say: its mean is that of no query
+      bounds = nullptr;
       A* const none = none_.of(dim_);
       std::fill(none, none + dim_, A(0));
-      return weigh_present<W>(none, mass);
+      u = none;
     }
-    if (bounds) return weigh_known(mass, bounds);
-    weigh_present<W>(u, mass);
+    weigh_present<W>(u, mass, bounds);
   }
 
   static constexpr int64_t kTogether = 6;          // queries for which a panel pays
@@ -767,12 +777,12 @@ class AttendOnHost {
 
   const Attend<A>& f_;
   const AttentionShape& shape_;
-  int64_t dim_, head_ = 0, kept_ = 0;
+  int64_t dim_, head_ = -1, kept_ = 0;
   Storage storage_;
   StoredRows<A> q_rows_;
   StoredOut<A> out_rows_;
   HeadEntries<A> of_{};
-  const A *low_ = nullptr, *high_ = nullptr, *spread_ = nullptr;
+  const A *low_ = nullptr, *high_ = nullptr;
   A* widened_;
   EntryList list_;
   std::vector<int32_t> numbers_, ties_;
@@ -780,7 +790,7 @@ class AttendOnHost {
   std::vector<int32_t> asked_ids_;
   std::vector<A> asked_scores_;
   int64_t asked_counts_[kPanel] = {};
-  Scratch<A> widened_memory_, q_, out_, chunk_, all_, kept_scores_, scores_, exps_, mass_, mean_, bound_, sides_, logs_,
+  Scratch<A> widened_memory_, spread_, q_, out_, chunk_, all_, kept_scores_, scores_, exps_, mass_, mean_, bound_, sides_, logs_,
       cell_values_, none_;
 };
 

@@ -54,26 +54,22 @@ class AttentionPackOnHost {
     const int64_t rows = cells.rows_of(0);
     for (int64_t i = begin; i < end; ++i) {
       b_ = i / rows;
-      of_band(i % rows, [&](int s, int64_t cell) { count(s, cell); });
-      for (int64_t h = 0; h < f_.heads; ++h)
-        of_band(i % rows, [&](int s, int64_t cell) {
-          if (s + 1 == cells.stages) {
-            from_places(b_ * f_.heads + h, s, cell);
-          } else {
-            from_cells(b_ * f_.heads + h, s, cell);
-          }
-        });
+      const int64_t y = i % rows;
+      for (int s = cells.stages - 1; s >= 0; --s)
+        for (int64_t cell = begin_of(s, y); cell < begin_of(s, y + 1); ++cell) count(s, cell);
+      for (int64_t head = b_ * f_.heads; head < (b_ + 1) * f_.heads; ++head) {
+        const int finest = cells.stages - 1;
+        for (int64_t cell = begin_of(finest, y); cell < begin_of(finest, y + 1); ++cell) from_places(head, finest, cell);
+        for (int s = finest - 1; s >= 0; --s)
+          for (int64_t cell = begin_of(s, y); cell < begin_of(s, y + 1); ++cell) from_cells(head, s, cell);
+      }
     }
   }
 
  private:
-  template <class F>
-  TEXVLM_HD void of_band(int64_t y, const F& f) const {
-    const CellPyramid& cells = f_.cells;
-    for (int s = cells.stages - 1; s >= 0; --s) {
-      const int64_t step = int64_t{1} << (cells.level[0] - cells.level[s]), columns = cells.columns_of(s);
-      for (int64_t i = y * step * columns; i < minimum((y + 1) * step, cells.rows_of(s)) * columns; ++i) f(s, i);
-    }
+  // The first cell of stage s in row y of the coarsest.
+  int64_t begin_of(int s, int64_t y) const {
+    return minimum(y << (f_.cells.level[0] - f_.cells.level[s]), f_.cells.rows_of(s)) * f_.cells.columns_of(s);
   }
 
   A* log_count(int s) const { return f_.log_count + b_ * f_.cells.total() + f_.cells.offset[s]; }
