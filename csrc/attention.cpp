@@ -4,6 +4,7 @@
 #include "math/attention_adjoint_loops.h"
 #include "math/attention_loops.h"
 #include "math/attention_pack_loops.h"
+#include "math/attention_queries.h"
 
 #include "autograd.h"
 #include "cuda/attention.h"
@@ -21,7 +22,7 @@ TEXVLM_HD void attend_tiles(const Attend<A>& f, Storage storage, int64_t begin, 
 }
 template <int C, class A>
 TEXVLM_HD void attend_queries(const Attend<A>& f, Storage storage, int64_t begin, int64_t end) {
-  AttendOnHost<A>(f, storage).template queries<C>(begin, end);
+  AttendQueriesOnHost<A>(f, storage).template queries<C>(begin, end);
 }
 template <int C, class A>
 TEXVLM_HD void adjoin_tiles(const AttendAdjoint<A>& f, Storage storage, int64_t slices, int64_t begin, int64_t end) {
@@ -378,13 +379,12 @@ Attended hierarchical_attention(const Tensor& q, const Tensor& k, const Tensor& 
     const Attend<A> on_host = with_storage(f);
     // Tiles of a head add to its mass: one after another.
     const int64_t each = shape.alone() ? (shape.queries + kPanel - 1) / kPanel : shape.tiles(), together = with_mass ? each : 1;
-    host::parallel(
-        shape.batch * shape.heads * each / together, a.cost() * minimum<int64_t>(kPanel, shape.queries) * together,
-        [&](int64_t begin, int64_t end) {
-          begin *= together, end *= together;
-          shape.alone() ? host::attend_queries_best<A>(on_host, kStorage<T>, begin, end)
-                        : host::attend_tiles_best<A>(on_host, kStorage<T>, begin, end);
-        });
+    host::parallel(shape.batch * shape.heads * each / together, a.cost() * minimum<int64_t>(kPanel, shape.queries) * together,
+                   [&](int64_t begin, int64_t end) {
+                     begin *= together, end *= together;
+                     shape.alone() ? host::attend_queries_best<A>(on_host, kStorage<T>, begin, end)
+                                   : host::attend_tiles_best<A>(on_host, kStorage<T>, begin, end);
+                   });
   });
   return {out, lse, chosen, mass};
 }

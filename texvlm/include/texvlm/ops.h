@@ -391,4 +391,33 @@ inline Tensor pack_cells(const Tensor& image, const Tensor& cells, int64_t heigh
   return op.call(image, cells, height, width, patch, merge, temporal, mean, std, scale);
 }
 
+// Keys and values [B, heads, N, D] of the places of a grid, log_weight [B, N], of its cells on coarse `levels`: keys, values
+// [B, heads, M, D], log_count [B, M], spread [B, heads, M, 2], low, high [B, heads, M, D]. The first three are differentiable.
+inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_pack(
+    const Tensor& k, const Tensor& v, int64_t height, int64_t width, at::IntArrayRef levels,
+    const std::optional<Tensor>& log_weight = std::nullopt) {
+  using Signature = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(
+      const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, at::IntArrayRef, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::attention_pack");
+  return op.call(k, v, height, width, levels, log_weight);
+}
+
+// Attention of q [B, H, Nq, D] over what attention_pack packed: out [B, H, Nq, D], lse [B, H, Nq], chosen int32
+// [B, H, tiles, sum(counts)], mass [B, H, N]. Differentiable, the choice being constant.
+inline std::tuple<Tensor, Tensor, Tensor, Tensor> hierarchical_attention(
+    const Tensor& q, const Tensor& k, const Tensor& v, const std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>& packed,
+    int64_t height, int64_t width, at::IntArrayRef levels, at::IntArrayRef counts, double scale, at::IntArrayRef query_tile,
+    std::string_view importance = "spread", bool with_mass = false, const std::optional<Tensor>& log_weight = std::nullopt,
+    const std::optional<Tensor>& prefix_k = std::nullopt, const std::optional<Tensor>& prefix_v = std::nullopt,
+    const std::optional<Tensor>& choice = std::nullopt) {
+  using Signature = std::tuple<Tensor, Tensor, Tensor, Tensor>(
+      const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+      const Tensor&, c10::SymInt, c10::SymInt, at::IntArrayRef, at::IntArrayRef, double, at::IntArrayRef, c10::string_view, bool,
+      const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::hierarchical_attention");
+  const auto& [keys, values, log_count, spread, low, high] = packed;
+  return op.call(q, k, v, keys, values, log_count, spread, low, high, height, width, levels, counts, scale, query_tile, importance,
+                 with_mass, log_weight, prefix_k, prefix_v, choice);
+}
+
 }  // namespace texvlm
