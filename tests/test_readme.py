@@ -20,8 +20,8 @@ def run(block: int) -> dict[str, Any]:
     return names
 
 
-def test_there_are_seven_examples() -> None:
-    assert len(BLOCKS) == 7
+def test_there_are_eight_examples() -> None:
+    assert len(BLOCKS) == 8
 
 
 def test_first_example_gives_273_patches() -> None:
@@ -64,3 +64,11 @@ def test_qwen_example_pays_for_273_tokens() -> None:
     assert len(names["batch"]["pixel_values"]) == 4 * 273
     assert (names["inputs"]["input_ids"] == names["model"].config.image_token_id).sum() == 2048
     assert names["answer"].shape[1] <= names["batch"]["input_ids"].shape[1] + 8
+
+
+def test_attention_example_reads_a_part_and_says_what_is_looked_at() -> None:
+    names = run(7)
+    assert names["out"].shape == (1, 8, 4096, 32) and [answer.shape for answer in names["answers"]] == 3 * [(1, 8, 1, 32)]
+    assert names["found"].total <= 0.25 and len(names["found"].keep) == 4
+    assert names["features"].shape == (1, 1024, 64) and names["chosen"].count.tolist() == [40]
+    torch.testing.assert_close(names["seen"].sum(), torch.tensor(1.0))
