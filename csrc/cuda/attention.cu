@@ -179,7 +179,7 @@ struct Together {
         if (here) store_four(row_of(row), f.storage, c, f.shape.dim, wide, out[g][i]);
       }
       if (across() != 0) continue;
-      const A lse = top[i] == -nothing<A>() ? top[i] : LogSum<A>{top[i], sum[i]}.log();
+      const A lse = LogSum<A>{top[i], sum[i]}.log();
       shared.lse[q] = here ? lse : nothing<A>();
       if (here && c0 == 0) f.lse[row] = lse;
     }
@@ -322,7 +322,7 @@ struct Alone {
       void* const to = static_cast<char*>(f.out) + row * f.shape.dim * bytes_each<A>(f.storage);
       if (down() == 0) store_four(to, f.storage, c0 + kColumns * g + 4 * across(), f.shape.dim, wide, out[g]);
     }
-    const A lse = sum.top == -nothing<A>() ? sum.top : sum.log();
+    const A lse = sum.log();
     if (threadIdx.x != 0) return;
     shared.lse[0] = lse;
     if (c0 == 0) f.lse[row] = lse;

@@ -24,7 +24,7 @@ struct AttendOf {
   A* mass;
 };
 
-// Over the cells of a stage that have a finite rank: the sum of their importances and the largest bound. many: of all.
+// Over the cells of a stage: the sum of their importances and the largest bound, where these are finite; how many they are.
 template <class A>
 struct RankSums {
   A total, top;
@@ -94,48 +94,45 @@ __device__ int choose(const AttendOf<A>& f, Descent<A>& at, int64_t b, int64_t k
     __syncthreads();
   }
 
-  // Importances and bounds; the bound of what has no finite rank is NaN, and so is the value of what is not there.
+  // What cells are to be ranked by; the slots, which have no other use yet, hold what they are.
+  enum State : int { absent, empty, there };
   for (int i = me / kLanes; i < at.present; i += kThreads / kLanes) {
     const int cell = at.cell(i);
-    A value = none, bound = none;
-    if (cell >= 0 && f.log_count[b * total + offset + cell] == nothing<A>()) {
-      value = -1;
-    } else if (cell >= 0) {
-      const int64_t entry = kv * total + offset + cell;
-      value = bound = 0;
-      for (int q = lane; massive && q < Q; q += kLanes)
-        if (finite(lse[q])) value += exp_for(space.scores[static_cast<int64_t>(i) * Q + q] - lse[q]);
-      for (int64_t c = lane; bounded && c < dim; c += kLanes) {
-        const A u = space.mean[c], x = u * f.low[entry * dim + c], y = u * f.high[entry * dim + c];
-        bound += x > y || x != x ? x : y;
-      }
-      value = lanes_sum(value), bound = lanes_sum(bound);
-      if (f.importance == Importance::spread) value = value * f.spread[2 * entry] * sqrt_of(f.spread[2 * entry + 1]);
-      if (bounded && (!finite(value) || !finite(bound))) value = -nothing<A>(), bound = none;
+    const bool full = cell >= 0 && f.log_count[b * total + offset + cell] != nothing<A>();
+    const int64_t entry = kv * total + offset + maximum(cell, 0);
+    A value = 0, bound = 0;
+    for (int q = lane; full && massive && q < Q; q += kLanes)
+      if (finite(lse[q])) value += exp_for(space.scores[static_cast<int64_t>(i) * Q + q] - lse[q]);
+    for (int64_t c = lane; full && bounded && c < dim; c += kLanes) {
+      const A u = space.mean[c], x = u * f.low[entry * dim + c], y = u * f.high[entry * dim + c];
+      bound += finite(x + y) ? maximum(x, y) : none;
     }
-    if (lane == 0) space.values[i] = value, space.bounds[i] = bound;
+    value = lanes_sum(value), bound = lanes_sum(bound);
+    if (lane != 0) continue;
+    if (full && f.importance == Importance::spread) value = value * f.spread[2 * entry] * sqrt_of(f.spread[2 * entry + 1]);
+    space.values[i] = value, space.bounds[i] = bound;
+    space.slot[i] = full ? there : cell < 0 ? absent : empty;
   }
   __syncthreads();
   RankSums<A> part;
   part.clear();
   for (int i = me; i < at.present; i += kThreads) {
-    const A value = space.values[i], bound = space.bounds[i];
-    if (value == value) ++part.many;
-    if (bound == bound) part.total += value, part.top = maximum(part.top, bound);
+    if (space.slot[i] != absent) ++part.many;
+    if (space.slot[i] != there) continue;
+    if (finite(space.values[i])) part.total += space.values[i];
+    if (finite(space.bounds[i])) part.top = maximum(part.top, space.bounds[i]);
   }
   part = block_join(part);
   A shares = 0;
-  for (int i = me; bounded && i < at.present; i += kThreads) {
-    const A bound = space.bounds[i];
-    if (bound == bound) shares += exp_for(bound - part.top);
-  }
+  for (int i = me; bounded && i < at.present; i += kThreads)
+    if (space.slot[i] == there && finite(space.bounds[i])) shares += exp_for(space.bounds[i] - part.top);
   shares = block_sum(shares);
   for (int i = me; i < at.present; i += kThreads) {
-    const A bound = space.bounds[i];
-    if (bound != bound) continue;
-    const A share = bounded ? exp_for(bound - part.top) / shares : A(0);
-    const A value = massive && part.total != A(0) ? space.values[i] / part.total : A(0);
-    space.values[i] = f.importance == Importance::bound ? share : value + static_cast<A>(kBoundShare) * share;
+    const A amount = space.values[i], bound = space.bounds[i];
+    A value = part.total > A(0) ? amount / part.total : A(0);
+    if (bounded) value += (massive ? static_cast<A>(kBoundShare) : A(1)) * (exp_for(bound - part.top) / shares);
+    if (!finite(amount + bound)) value = -nothing<A>();
+    space.values[i] = space.slot[i] == there ? value : space.slot[i] == empty ? A(-1) : none;
   }
   __syncthreads();
 

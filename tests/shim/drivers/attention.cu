@@ -34,7 +34,7 @@ struct Question {
   std::vector<int64_t> counts;
   int64_t tile_rows, tile_columns, queries;  // queries: of a tile of one
   Importance importance = Importance::spread;
-  enum { weights, no_weights, all_masked, all_equal, one_nan } places = weights;
+  enum { weights, no_weights, all_masked, all_equal, one_nan, one_far } places = weights;
   double tolerance = 2e-4;
 
   AttentionShape shape() const {
@@ -139,7 +139,7 @@ struct Plain {
   std::vector<int64_t> best(Importance by, int64_t bh, const std::vector<int64_t>& queries, int s,
                             const std::vector<int64_t>& here, const std::vector<int64_t>& others) const {
     const int64_t b = bh / shape.heads, offset = shape.cells.offset[s], dim = shape.dim;
-    std::vector<int64_t> present = others, finite_ones;
+    std::vector<int64_t> present = others, ranked;
     for (const int64_t c : here)
       if (log_entry(b, offset + c) != kNone) present.push_back(offset + c);
     Numbers mass(here.size(), 0), bound(here.size(), 0), mean(dim, 0), value(here.size(), -1);
@@ -157,19 +157,21 @@ struct Plain {
       if (log_entry(b, offset + here[i]) == kNone) continue;
       const int64_t at = kv(bh) * shape.cells.total() + offset + here[i];
       for (int64_t d = 0; d < dim; ++d) {
-        const double u = shape.scale * mean[d] / std::max<int64_t>(said, 1);
-        bound[i] += u * low[at * dim + d] > u * high[at * dim + d] ? u * low[at * dim + d] : u * high[at * dim + d];
+        const double u = shape.scale * mean[d] / std::max<int64_t>(said, 1), x = u * low[at * dim + d],
+                     y = u * high[at * dim + d];
+        bound[i] += std::isfinite(x + y) ? std::max(x, y) : NAN;
       }
+      if (by == Importance::mass) bound[i] = 0;
+      if (by == Importance::bound) mass[i] = 0;
       if (by == Importance::spread) mass[i] *= spread[2 * at] * std::sqrt(spread[2 * at + 1]);
-      if (by != Importance::mass && (!std::isfinite(mass[i]) || !std::isfinite(bound[i]))) {
-        value[i] = HUGE_VAL;
-        continue;
-      }
-      finite_ones.push_back(i), total += mass[i], shares += std::exp(bound[i]);
+      if (std::isfinite(mass[i])) total += mass[i];
+      if (std::isfinite(bound[i])) shares += std::exp(bound[i]);
+      ranked.push_back(i);
     }
-    for (const int64_t i : finite_ones) {
-      const double share = std::exp(bound[i]) / shares, part = total == 0 ? 0 : mass[i] / total;
+    for (const int64_t i : ranked) {
+      const double share = std::exp(bound[i]) / shares, part = total > 0 ? mass[i] / total : 0;
       value[i] = by == Importance::mass ? part : by == Importance::bound ? share : part + 0.25 * share;
+      if (!std::isfinite(mass[i] + bound[i])) value[i] = HUGE_VAL;
     }
     std::vector<int64_t> order(here.size()), split;
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
@@ -410,6 +412,10 @@ void check(const Question& ask, bool given = false) {
   if (ask.places == Question::all_equal)
     for (Numbers* of : {&plain.k, &plain.v}) std::fill(of->begin(), of->end(), 0.25);
   if (ask.places == Question::one_nan) plain.k[(n / 2) * dim + dim / 2] = NAN;
+  if (ask.places == Question::one_far) {
+    plain.k[(n / 2) * dim + 1] = -HUGE_VAL;
+    for (size_t i = 1; i < plain.q.size(); i += dim) plain.q[i] = 1;  // away from it
+  }
   if (ask.places == Question::weights || ask.places == Question::all_masked) {
     plain.log_weight.resize(shape.batch * n);
     for (int64_t i = 0; i < shape.batch * n; ++i) {
@@ -452,7 +458,7 @@ void check(const Question& ask, bool given = false) {
   EXPECT(near(widened(out), plain.out, sizeof(T) == 2 ? 1e-2 : ask.tolerance));
   EXPECT(near(widened(lse), plain.lse, ask.tolerance));
   EXPECT(near(widened(mass), plain.mass, ask.tolerance));
-  if (ask.places == Question::one_nan) return;
+  if (ask.places == Question::one_nan || ask.places == Question::one_far) return;
   plain.out = widened(out), plain.lse = widened(lse);
   for (const bool fixed : {false, true}) adjoint<T>(ask, plain, random, shape, f, fixed);
   pack_adjoint<T>(ask, plain, random);
@@ -479,6 +485,8 @@ int main() {
   check<float>({1, 1, 1, 8, 8, 4, 0, two, {2, 3}, 8, 8, 0, Importance::spread, Question::all_masked});
   check<float>({1, 1, 1, 8, 8, 4, 0, {2}, {2}, 1, 1, 2, Importance::spread, Question::all_masked});
   check<float>({1, 1, 1, 8, 8, 4, 1, two, {2, 3}, 8, 8, 0, Importance::spread, Question::one_nan});
+  check<float>({1, 1, 1, 8, 8, 4, 1, two, {2, 3}, 8, 8, 0, Importance::spread, Question::one_far});
+  check<float>({1, 1, 1, 8, 8, 4, 1, two, {2, 3}, 1, 1, 3, Importance::bound, Question::one_far});
   check<double>({1, 2, 1, 10, 9, 6, 2, two, {3, 4}, 8, 8, 0, Importance::spread, Question::weights, 1e-9});
   check<double>({1, 1, 1, 10, 9, 8, 2, two, {3, 4}, 1, 1, 2, Importance::spread, Question::weights, 1e-9});
   check<Half>({1, 1, 1, 9, 10, 8, 2, {2}, {2}, 8, 8, 0, Importance::spread, Question::weights, 1e-3});
