@@ -81,9 +81,11 @@ struct EntryWeights {
 // Cells that are present at a stage, by their index in its grid, and the entries that a choice leads to.
 struct EntryList {
   std::vector<int32_t> present, next, ids;
+  std::vector<int32_t> opened;  // cells of the last stage that were split, in the order of their places
 
   void begin(const AttentionShape& shape) {
     ids.clear();
+    opened.clear();
     present.clear();
     const int64_t first = shape.cells.stages ? shape.cells.cells(0) : 0;
     present.resize(static_cast<size_t>(first));
@@ -93,6 +95,7 @@ struct EntryList {
   }
   // Splits a cell of stage s.
   void split(const AttentionShape& shape, int s, int64_t cell) {
+    if (s + 1 == shape.cells.stages) opened.push_back(static_cast<int32_t>(cell));
     const CellBox box = shape.cells.children(s, cell);
     for (int64_t y = box.y0; y < box.y1; ++y)
       for (int64_t x = box.x0; x < box.x1; ++x) next.push_back(static_cast<int32_t>(y * box.columns + x));

@@ -1,4 +1,6 @@
-// The loops of hierarchical attention on the host for queries that choose alone: one by one, with the coordinates in the lanes.
+// The loops of hierarchical attention on the host for queries that choose alone: with the coordinates in the lanes. They
+// choose one by one; cells that are split are taken one after another, each for all queries that split it: so that its rows are
+// fetched once, not once for each.
 #pragma once
 
 #include "attention_loops.h"
@@ -25,7 +27,7 @@ class AttendQueriesOnHost : AttendOnHost<A> {
   }
 
  private:
-  using Base::all_, Base::kept_scores_, Base::scores_, Base::mass_, Base::mean_, Base::cell_values_;
+  using Base::all_, Base::kept_scores_, Base::scores_, Base::mass_, Base::cell_values_;
   using Base::enter, Base::load, Base::number, Base::split_all, Base::share_out, Base::given, Base::chosen;
   using Base::f_, Base::shape_, Base::dim_, Base::head_, Base::q_rows_, Base::out_rows_, Base::of_, Base::low_, Base::high_;
   using Base::widened_, Base::list_, Base::numbers_, Base::ties_, Base::taken_, Base::spread_, Base::q_, Base::out_, Base::chunk_;
@@ -59,17 +61,11 @@ class AttendQueriesOnHost : AttendOnHost<A> {
         turn(panel, cells, bounds);
       }
     }
-    // Keys for a number of queries, then values: one or the other of a head lies in the cache.
     for (int64_t i = 0, done = 0; i < n; ++i) {
-      ask<W>(first + i, together ? scores + i * cells : nullptr, together ? bounds + i * cells : nullptr);
+      ask<W>(first + i, i - done, together ? scores + i * cells : nullptr, together ? bounds + i * cells : nullptr);
       if (i + 1 < n && asked_ids_.size() < kAskedAtOnce) continue;
-      int64_t begin = 0;
-      for (; done <= i; ++done) {
-        const int64_t count = asked_counts_[done % kPanel];
-        answer<W>(first + done, asked_ids_.data() + begin, count, asked_scores_.data() + begin);
-        begin += count;
-      }
-      asked_ids_.clear(), asked_scores_.clear();
+      answer<W>(first + done, i + 1 - done);
+      done = i + 1;
     }
   }
   TEXVLM_HD static void turn(const A* panel, int64_t rows, A* out) {
@@ -92,14 +88,24 @@ class AttendQueriesOnHost : AttendOnHost<A> {
     }
   }
 
-  // The entries of a query and their scores, appended to those asked before. `scores` and `bounds` of all cells of the first
-  // stage, or null.
+  // A query's part of what is asked at once: its entries are [begin, end) of asked_ids_, the places from `places` on.
+  struct Asked {
+    int64_t begin, places, end;
+    A most, sum;
+  };
+  // A cell that a query has split, whose places are entries from `at` on.
+  struct Opened {
+    int32_t cell, slot;
+    int64_t at;
+  };
+
+  // The entries of a query and, but for places of cells that queries share, their scores, appended to those asked before.
+  // `scores` and `bounds` of all cells of the first stage, or null.
   template <int W>
-  TEXVLM_HD void ask(int64_t t, const A* scores, A* bounds) {
+  TEXVLM_HD void ask(int64_t t, int64_t slot, const A* scores, A* bounds) {
     const CellPyramid& cells = shape_.cells;
-    A* const u = mean_.of(dim_);
-    const int64_t at = head_ * shape_.queries + t;
-    const A* const row = q_rows_.row(at, widened_ + kEntriesAtOnce * dim_);
+    A* const u = queries_.of(kPanel * dim_) + slot * dim_;
+    const A* const row = q_rows_.row(head_ * shape_.queries + t, widened_ + kEntriesAtOnce * dim_);
     for (int64_t d = 0; d < dim_; ++d) u[d] = static_cast<A>(shape_.scale) * row[d];
     A* const s = kept_scores_.of(shape_.entries() + kVectorsAtOnce);
     int64_t kept = 0;
@@ -144,34 +150,80 @@ class AttendQueriesOnHost : AttendOnHost<A> {
       }
       list_.finish(shape_, of_.weights);
     }
-    score_one<W>(list_.ids.data() + kept, static_cast<int64_t>(list_.ids.size()) - kept, u, s + kept);
+    const auto count = static_cast<int64_t>(list_.ids.size()), begin = static_cast<int64_t>(asked_ids_.size());
+    const bool shared =
+        !of_.weights.log_weight && cells.stages > 0;  // then all places of split cells are entries, in their order
+    const int64_t places = shared ? count - static_cast<int64_t>(list_.present.size()) : count;
+    score_one<W>(list_.ids.data() + kept, places - kept, u, s + kept);
     asked_ids_.insert(asked_ids_.end(), list_.ids.begin(), list_.ids.end());
-    asked_scores_.insert(asked_scores_.end(), s, s + list_.ids.size());
-    asked_counts_[t % kPanel] = static_cast<int64_t>(list_.ids.size());
+    asked_scores_.insert(asked_scores_.end(), s, s + count);
+    asked_[slot] = {begin, begin + places, begin + count, A(0), A(0)};
+    int64_t at = begin + places;
+    for (size_t i = 0; shared && i < list_.opened.size(); ++i) {
+      opened_.push_back({list_.opened[i], static_cast<int32_t>(slot), at});
+      at += cells.children(cells.stages - 1, list_.opened[i]).count();
+    }
   }
 
+  // What has been asked: scores of the places of split cells, the softmax, and the values. Queries first .. first + n - 1.
   template <int W>
-  TEXVLM_HD void answer(int64_t t, const int32_t* ids, int64_t count, A* s) {
-    const int64_t at = head_ * shape_.queries + t;
-    of_.values.prefetch(ids, minimum<int64_t>(kEntriesAtOnce, count));
-    A most = largest(s, count, kNothing<A>);
-    if (most == kNothing<A>) most = 0;
-    const A sum = exponents(s, count, most, s);
-    A* const out = out_.of(dim_);
-    std::fill(out, out + dim_, A(0));
+  TEXVLM_HD void answer(int64_t first, int64_t n) {
+    std::sort(opened_.begin(), opened_.end(), by_cell);
+    A *const us = queries_.of(0), *const outs = out_.of(n * dim_), *const few = chunk_.of(kEntriesAtOnce + kVectorsAtOnce);
+    std::fill(outs, outs + n * dim_, A(0));
     const A* rows[kEntriesAtOnce + kRowsAtOnce];
-    for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
-      const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
-      of_.values.rows(ids + e, m, widened_, rows);
-      of_.values.prefetch(ids + e + m, minimum<int64_t>(kEntriesAtOnce, count - e - m));
-      add_rows<W>(rows, m, dim_, s + e, out);
+    const auto places_of = [this](const Opened& o) { return shape_.cells.children(shape_.cells.stages - 1, o.cell).count(); };
+    const auto splits = static_cast<int64_t>(opened_.size());
+    for (int64_t i = 0, next; i < splits; i = next) {
+      for (next = i; next < splits && opened_[next].cell == opened_[i].cell;) ++next;
+      const int64_t count = places_of(opened_[i]);
+      for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
+        const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
+        of_.keys.rows(asked_ids_.data() + opened_[i].at + e, m, widened_, rows);
+        for (int64_t j = i; j < next; ++j) {
+          multiply_vector<W, false>(rows, m, dim_, us + opened_[j].slot * dim_, few);
+          std::copy(few, few + m, asked_scores_.data() + opened_[j].at + e);
+        }
+        if (next < splits)
+          of_.keys.prefetch(asked_ids_.data() + opened_[next].at, minimum<int64_t>(kEntriesAtOnce, places_of(opened_[next])));
+      }
     }
-    for (int64_t d = 0; d < dim_; ++d) out[d] = sum == 0 ? A(0) : out[d] / sum;
-    out_rows_.store(at, out);
-    f_.lse[at] = sum == 0 ? kNothing<A> : most + std::log(sum);
-    if (f_.mass && sum != 0)
-      for (int64_t e = 0; e < count; ++e) share_out(ids[e], s[e] / sum);
+    for (int64_t i = 0; i < n; ++i) {
+      Asked& of = asked_[i];
+      A* const s = asked_scores_.data();
+      of.most = largest(s + of.begin, of.end - of.begin, kNothing<A>);
+      if (of.most == kNothing<A>) of.most = 0;
+      of.sum = exponents(s + of.begin, of.end - of.begin, of.most, s + of.begin);
+      for (int64_t e = of.begin; e < of.places; e += kEntriesAtOnce) {
+        const int64_t m = minimum<int64_t>(kEntriesAtOnce, of.places - e);
+        of_.values.rows(asked_ids_.data() + e, m, widened_, rows);
+        add_rows<W>(rows, m, dim_, s + e, outs + i * dim_);
+      }
+    }
+    for (int64_t i = 0, next; i < splits; i = next) {
+      for (next = i; next < splits && opened_[next].cell == opened_[i].cell;) ++next;
+      const int64_t count = places_of(opened_[i]);
+      for (int64_t e = 0; e < count; e += kEntriesAtOnce) {
+        const int64_t m = minimum<int64_t>(kEntriesAtOnce, count - e);
+        of_.values.rows(asked_ids_.data() + opened_[i].at + e, m, widened_, rows);
+        for (int64_t j = i; j < next; ++j)
+          add_rows<W>(rows, m, dim_, asked_scores_.data() + opened_[j].at + e, outs + opened_[j].slot * dim_);
+        if (next < splits)
+          of_.values.prefetch(asked_ids_.data() + opened_[next].at, minimum<int64_t>(kEntriesAtOnce, places_of(opened_[next])));
+      }
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const Asked& of = asked_[i];
+      const int64_t at = head_ * shape_.queries + first + i;
+      A* const out = outs + i * dim_;
+      for (int64_t d = 0; d < dim_; ++d) out[d] = of.sum == 0 ? A(0) : out[d] / of.sum;
+      out_rows_.store(at, out);
+      f_.lse[at] = of.sum == 0 ? kNothing<A> : of.most + std::log(of.sum);
+      for (int64_t e = of.begin; f_.mass && of.sum != 0 && e < of.end; ++e) share_out(asked_ids_[e], asked_scores_[e] / of.sum);
+    }
+    asked_ids_.clear(), asked_scores_.clear(), opened_.clear();
   }
+  static bool by_cell(const Opened& a, const Opened& b) { return a.cell != b.cell ? a.cell < b.cell : a.slot < b.slot; }
 
   // The values of the present cells to one query, whose scores of what stays and of the cells are known.
   template <int W>
@@ -201,8 +253,9 @@ class AttendQueriesOnHost : AttendOnHost<A> {
 
   std::vector<int32_t> asked_ids_;
   std::vector<A> asked_scores_;
-  int64_t asked_counts_[kPanel] = {};
-  Scratch<A> none_;
+  std::vector<Opened> opened_;
+  Asked asked_[kPanel] = {};
+  Scratch<A> queries_, none_;
 };
 
 }  // namespace texvlm
