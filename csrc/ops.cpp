@@ -223,10 +223,10 @@ TORCH_LIBRARY(texvlm, m) {
         compliant);
   m.def("perturbed_topk_backward(Tensor grad, Tensor scores, int samples, float sigma, int seed) -> Tensor", compliant);
 
-  // attention: k, v [B, heads, N, D] of the places of a grid, log_weight [B, N] (-inf: not there) -> of the cells of all levels, one
-  // level after another, ceil(height / 2^l) x ceil(width / 2^l): keys and values [B, heads, M, D], their means; log_count [B, M], the
-  // log of the sum of weights; spread [B, heads, M, 2], the variances of keys and of values; low and high [B, heads, M, D], the least
-  // and largest key
+  // attention: k, v [B, heads, N, D] of the places of a grid, log_weight [B, N] (-inf: not there) -> of the cells of all levels,
+  // one level after another, ceil(height / 2^l) x ceil(width / 2^l): keys and values [B, heads, M, D], their means; log_count [B,
+  // M], the log of the sum of weights; spread [B, heads, M, 2], the variances of keys and of values; low and high [B, heads, M,
+  // D], the least and largest key
   m.def(
       "attention_pack(Tensor k, Tensor v, SymInt height, SymInt width, int[] levels, Tensor? log_weight=None) "
       "-> (Tensor keys, Tensor values, Tensor log_count, Tensor spread, Tensor low, Tensor high)",

@@ -416,8 +416,8 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor> hierarchical_attention(
       const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&);
   static const auto op = detail::op<Signature>("texvlm::hierarchical_attention");
   const auto& [keys, values, log_count, spread, low, high] = packed;
-  return op.call(q, k, v, keys, values, log_count, spread, low, high, height, width, levels, counts, scale, query_tile, importance,
-                 with_mass, log_weight, prefix_k, prefix_v, choice);
+  return op.call(q, k, v, keys, values, log_count, spread, low, high, height, width, levels, counts, scale, query_tile,
+                 importance, with_mass, log_weight, prefix_k, prefix_v, choice);
 }
 
 }  // namespace texvlm
