@@ -434,13 +434,13 @@ def test_calibration_measures_and_shares_out(capsys: pytest.CaptureFixture[str])
     # A layer that attends to nothing in particular can be read coarsely.
     layers_of(model)[2].q_proj.weight.data.mul_(0.02)
     pictures = [pixels(1, 3, 64, 64, seed=s) for s in range(2)]
-    found = attention.calibrate(model, [pictures[0], {"pixel_values": pictures[1]}], keep=[0.4, 0.05, 0.15], total=0.3)
+    found = attention.calibrate(model, [pictures[0], {"pixel_values": pictures[1]}], keep=[0.4, 0.05, 0.15], total=0.26)
     table = capsys.readouterr().out
     assert "layer" in table and f"{100 * found.errors[0][0]:.1f}" in table and f"{found.total:.3f}" in table
     assert found.shares == [0.05, 0.15, 0.4, 1.0] and found.layers == [0, 1, 2]
     assert found.read[:3] == [attention.plan((16, 16), keep).read for keep in found.shares[:3]]
     assert all(errors == sorted(errors, reverse=True) and errors[-1] == 0 for errors in found.errors)
-    assert found.total <= 0.3
+    assert found.total <= 0.26
     assert found.keep[2] == 0.05 and found.keep[0] > 0.05
     assert model.training and all(m.training for m in model.modules())
     assert all(m.config is model.config for m in layers_of(model))

@@ -261,7 +261,8 @@ def hierarchical_attention(
         queries: "grid": q lies on the grid of the keys, and tiles of 64 neighbours choose together; "alone": each chooses for itself.
             "auto": on the grid where Nq = N.
         importance: what cells are chosen by: "spread", their attention times the spread of their keys and the root of that of their
-            values, and a quarter a bound of their largest logit; "mass", their attention alone; "bound", the bound alone.
+            values, and twice a bound of their largest logit, each as shares of the cells'; "mass", their attention alone; "bound", the
+            bound alone.
         choice: int32 [B, H, tiles, sum(counts)] as `return_chosen` gives it: nothing is chosen then.
         return_lse: also the logarithm of the softmax's denominator.
         return_mass: also the attention of each place.

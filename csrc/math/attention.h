@@ -21,7 +21,10 @@ constexpr int kTileQueries = 64;  // at most, in a tile
 
 // What a stage's cells are chosen by.
 enum class Importance : int { spread, mass, bound };
-constexpr double kBoundShare = 0.25;  // of the bound, beside the mass times the spread
+// Of the bound, beside the mass times the spread. In a trained vision transformer shares of .25 to 4 err alike within a layer
+// (11.5 to 11.2 % on six photographs that nothing was chosen by); twelve layers on, what was missed once weighs more, and 2 is
+// best.
+constexpr double kBoundShare = 2;
 
 // Cells or places [y0, y1) x [x0, x1) of a grid of `columns`, whose entries begin at `base`.
 struct CellBox {

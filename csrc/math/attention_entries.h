@@ -97,8 +97,10 @@ struct EntryList {
   void split(const AttentionShape& shape, int s, int64_t cell) {
     if (s + 1 == shape.cells.stages) opened.push_back(static_cast<int32_t>(cell));
     const CellBox box = shape.cells.children(s, cell);
+    size_t n = next.size();
+    next.resize(n + box.count());
     for (int64_t y = box.y0; y < box.y1; ++y)
-      for (int64_t x = box.x0; x < box.x1; ++x) next.push_back(static_cast<int32_t>(y * box.columns + x));
+      for (int64_t x = box.x0; x < box.x1; ++x) next[n++] = static_cast<int32_t>(y * box.columns + x);
   }
   void advance() {
     present.swap(next);
@@ -248,11 +250,18 @@ TEXVLM_HD void weigh_cells(Importance importance, const A* log_count, int64_t n,
     });
     of_bound = (by_mass ? static_cast<A>(kBoundShare) : A(1)) / (sum > 0 ? sum : A(1));
   }
-  for (int64_t i = 0; i < n; ++i) {
-    const bool read = (by_mass && !finite(mass[i])) || (by_bound && bound[i] != bound[i]);
-    const A value = (by_mass ? mass[i] * of_mass : A(0)) + (by_bound ? values[i] * of_bound : A(0));
-    values[i] = log_count[i] == kNothing<A> ? A(-1) : read ? std::numeric_limits<A>::infinity() : value;
+  constexpr A most_of_all = std::numeric_limits<A>::infinity();
+  if (by_mass && by_bound) {  // one loop each, which vectorises
+    for (int64_t i = 0; i < n; ++i) {
+      const A value = mass[i] * of_mass + values[i] * of_bound;
+      values[i] = finite(mass[i]) & (bound[i] == bound[i]) ? value : most_of_all;
+    }
+  } else if (by_mass) {
+    for (int64_t i = 0; i < n; ++i) values[i] = finite(mass[i]) ? mass[i] * of_mass : most_of_all;
+  } else {
+    for (int64_t i = 0; i < n; ++i) values[i] = bound[i] == bound[i] ? values[i] * of_bound : most_of_all;
   }
+  for (int64_t i = 0; i < n; ++i) values[i] = log_count[i] == kNothing<A> ? A(-1) : values[i];
 }
 
 // Keys, values and weights of one head.

@@ -80,7 +80,7 @@ class AttendOnHost {
     const CellBox box = shape_.tile(t);
     const int64_t n = box.count();
     A* const q = q_.of(dim_ * kPanel);
-    for (int64_t i = 0; i < kPanel; ++i) load(i < n ? head_ * shape_.queries + box.cell(i) : -1, q + i);
+    load(n, q, [&](int64_t i) { return box.cell(i); });
     kept_ = 0;
     if (f_.choice) {
       list_.follow(shape_, given(t), of_.weights);
@@ -121,13 +121,16 @@ class AttendOnHost {
       multiply_columns<W, V>(rows, m, dim_, chunk, kPanel, n, out, kPanel);
       e += m;
     }
+    A* const four = mean_.of(4 * dim_);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = head_ * shape_.queries + box.cell(i);
-      const A share = sum[i] == 0 ? A(0) : A(1) / sum[i];  // it is 0 where there are no entries, or all scores are -inf
-      A* const row = mean_.of(dim_);
-      for (int64_t d = 0; d < dim_; ++d) row[d] = sum[i] == 0 ? A(0) : out[d * kPanel + i] * share;
+      const bool none = sum[i] == 0;  // where there are no entries, or all scores are -inf
+      const A share = none ? A(0) : A(1) / sum[i];
+      if (i % 4 == 0) columns_to_rows(out + i, kPanel, dim_, four, dim_);
+      A* const row = four + i % 4 * dim_;
+      for (int64_t d = 0; d < dim_; ++d) row[d] = none ? A(0) : row[d] * share;
       out_rows_.store(at, row);
-      f_.lse[at] = sum[i] == 0 ? kNothing<A> : most[i] + std::log(sum[i]);
+      f_.lse[at] = none ? kNothing<A> : most[i] + std::log(sum[i]);
       sum[i] = f_.lse[at];
     }
     if (all)
@@ -139,10 +142,22 @@ class AttendOnHost {
       }
   }
 
-  // Query `at`, scaled, as a column of a panel; a column of zeros for -1.
-  TEXVLM_HD void load(int64_t at, A* column) {
-    const A* const row = at < 0 ? nullptr : q_rows_.row(at, widened_ + kEntriesAtOnce * dim_);
-    for (int64_t d = 0; d < dim_; ++d) column[d * kPanel] = row ? static_cast<A>(shape_.scale) * row[d] : A(0);
+  // Queries place(0) .. place(n - 1), scaled, as columns of a panel; columns of zeros beyond.
+  template <class F>
+  TEXVLM_HD void load(int64_t n, A* panel, const F& place) {
+    A* const widened = widened_;
+    for (int64_t i = 0; i < kPanel; i += 4) {
+      const A* rows[4];
+      for (int64_t j = 0; j < 4; ++j) {
+        rows[j] = widened + j * dim_;
+        if (i + j < n) {
+          rows[j] = q_rows_.row(head_ * shape_.queries + place(i + j), widened + j * dim_);
+        } else {
+          std::fill(widened + j * dim_, widened + (j + 1) * dim_, A(0));
+        }
+      }
+      rows_to_columns(rows, dim_, static_cast<A>(shape_.scale), panel + i, kPanel);
+    }
   }
 
   // Brings the largest scores up to m more rows, and what has been summed with them.
@@ -228,7 +243,11 @@ class AttendOnHost {
           list_.ids.push_back(numbers_[i]);
           const A *const row = scores + i * kPanel, *const known = exps + i * kPanel;
           std::copy(row, row + kPanel, kept + kept_++ * kPanel);
-          for (int j = 0; j < kPanel; ++j) left[j] += all ? known[j] : exp_or_nan(row[j] - before[j]);
+          if (all) {
+            for (int j = 0; j < kPanel; ++j) left[j] += known[j];
+          } else {  // weigh() has made some 0
+            for (int j = 0; j < kPanel; ++j) left[j] += exp_or_nan(row[j] - before[j]);
+          }
         }
       }
       to += shape_.counts[s];

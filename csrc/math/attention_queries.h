@@ -41,7 +41,7 @@ class AttendQueriesOnHost : AttendOnHost<A> {
       constexpr int V = kPanelVectors<W>;
       A* const q = q_.of(3 * dim_ * kPanel);
       A *const up = q + dim_ * kPanel, *const down = up + dim_ * kPanel;
-      for (int64_t i = 0; i < kPanel; ++i) load(i < n ? head_ * shape_.queries + first + i : -1, q + i);
+      load(n, q, [first](int64_t i) { return first + i; });
       for (int64_t i = 0; i < dim_ * kPanel; ++i) up[i] = maximum(q[i], A(0)), down[i] = minimum(q[i], A(0));
       list_.begin(shape_);
       number(0);
@@ -69,9 +69,7 @@ class AttendQueriesOnHost : AttendOnHost<A> {
     }
   }
   TEXVLM_HD static void turn(const A* panel, int64_t rows, A* out) {
-    for (int64_t r0 = 0; r0 < rows; r0 += 16)
-      for (int j = 0; j < kPanel; ++j)
-        for (int64_t r = r0; r < minimum<int64_t>(r0 + 16, rows); ++r) out[j * rows + r] = panel[r * kPanel + j];
+    for (int j = 0; j < kPanel; j += 4) columns_to_rows(panel + j, kPanel, rows, out + j * rows, rows);
   }
 
   // Scores of entries to one query, the logs of their weights added.
@@ -137,14 +135,15 @@ class AttendQueriesOnHost : AttendOnHost<A> {
         }
         weigh_one<W>(u, s, kept, own, stage == 0 ? bounds : nullptr);
         take_best(cell_values_.of(0), list_.present, shape_.counts[stage], ties_, taken_, to);
-        for (int64_t i = 0; i < present; ++i) {
-          if (taken_[i]) {
-            list_.split(shape_, stage, list_.present[i]);
-          } else if (of_.weights(numbers_[i]) != kNothing<A>) {
-            list_.ids.push_back(numbers_[i]);
-            s[kept++] = own[i];
-          }
+        list_.ids.resize(kept + present);
+        int32_t* const ids = list_.ids.data();
+        for (int64_t i = 0; i < present; ++i) {  // most stay; without a branch that nothing could foretell
+          ids[kept] = numbers_[i], s[kept] = own[i];
+          kept += !taken_[i] && of_.weights.log_count[numbers_[i]] != kNothing<A>;
         }
+        list_.ids.resize(kept);
+        for (int64_t i = 0; i < present; ++i)
+          if (taken_[i]) list_.split(shape_, stage, list_.present[i]);
         to += shape_.counts[stage];
         list_.advance();
       }
@@ -168,7 +167,7 @@ class AttendQueriesOnHost : AttendOnHost<A> {
   // What has been asked: scores of the places of split cells, the softmax, and the values. Queries first .. first + n - 1.
   template <int W>
   TEXVLM_HD void answer(int64_t first, int64_t n) {
-    std::sort(opened_.begin(), opened_.end(), by_cell);
+    sort_by_cell();
     A *const us = queries_.of(0), *const outs = out_.of(n * dim_), *const few = chunk_.of(kEntriesAtOnce + kVectorsAtOnce);
     std::fill(outs, outs + n * dim_, A(0));
     const A* rows[kEntriesAtOnce + kRowsAtOnce];
@@ -223,7 +222,16 @@ class AttendQueriesOnHost : AttendOnHost<A> {
     }
     asked_ids_.clear(), asked_scores_.clear(), opened_.clear();
   }
-  static bool by_cell(const Opened& a, const Opened& b) { return a.cell != b.cell ? a.cell < b.cell : a.slot < b.slot; }
+  // What is opened comes query by query; it is taken cell by cell.
+  void sort_by_cell() {
+    const AttentionShape& shape = shape_;
+    first_of_.assign(static_cast<size_t>(shape.cells.stages ? shape.cells.cells(shape.cells.stages - 1) : 0) + 1, 0);
+    for (const Opened& o : opened_) ++first_of_[o.cell + 1];
+    for (size_t i = 1; i < first_of_.size(); ++i) first_of_[i] += first_of_[i - 1];
+    sorted_.resize(opened_.size());
+    for (const Opened& o : opened_) sorted_[first_of_[o.cell]++] = o;
+    opened_.swap(sorted_);
+  }
 
   // The values of the present cells to one query, whose scores of what stays and of the cells are known.
   template <int W>
@@ -253,7 +261,8 @@ class AttendQueriesOnHost : AttendOnHost<A> {
 
   std::vector<int32_t> asked_ids_;
   std::vector<A> asked_scores_;
-  std::vector<Opened> opened_;
+  std::vector<Opened> opened_, sorted_;
+  std::vector<int32_t> first_of_;
   Asked asked_[kPanel] = {};
   Scratch<A> queries_, none_;
 };

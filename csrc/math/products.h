@@ -89,6 +89,32 @@ TEXVLM_HD void multiply_columns(const A* const* a, int64_t n, int64_t columns, c
   }
 }
 
+// Four rows of n values, times `scale`, as four columns of a panel; and four columns as rows.
+template <class A>
+TEXVLM_HD void rows_to_columns(const A* const* rows, int64_t n, A scale, A* columns, int64_t pitch) {
+  int64_t t = 0;
+  for (; t + 4 <= n; t += 4) {
+    Lanes<A, 4> v[4];
+    for (int i = 0; i < 4; ++i) v[i] = load_lanes<A, 4>(rows[i] + t);
+    transpose<A>(v[0], v[1], v[2], v[3]);
+    for (int i = 0; i < 4; ++i) store_lanes<A, 4>(columns + (t + i) * pitch, v[i] * scale);
+  }
+  for (; t < n; ++t)
+    for (int i = 0; i < 4; ++i) columns[t * pitch + i] = rows[i][t] * scale;
+}
+template <class A>
+TEXVLM_HD void columns_to_rows(const A* columns, int64_t pitch, int64_t n, A* rows, int64_t row) {
+  int64_t t = 0;
+  for (; t + 4 <= n; t += 4) {
+    Lanes<A, 4> v[4];
+    for (int i = 0; i < 4; ++i) v[i] = load_lanes<A, 4>(columns + (t + i) * pitch);
+    transpose<A>(v[0], v[1], v[2], v[3]);
+    for (int i = 0; i < 4; ++i) store_lanes<A, 4>(rows + i * row + t, v[i]);
+  }
+  for (; t < n; ++t)
+    for (int i = 0; i < 4; ++i) rows[i * row + t] = columns[t * pitch + i];
+}
+
 // The sums of four vectors, each over its own lanes.
 template <int W, class A>
 TEXVLM_HD Lanes<A, 4> sums_of(Lanes<A, W> p, Lanes<A, W> q, Lanes<A, W> r, Lanes<A, W> s) {

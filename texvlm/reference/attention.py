@@ -14,6 +14,7 @@ from torch import Tensor
 from .pyramid import compute_dtype
 
 NEVER = float("-inf")
+BOUND_SHARE = 2.0  # of the bound, beside the mass times the spread
 BUDGET = 1 << 24  # elements of the largest intermediate tensor: tiles are taken in portions that stay near it
 
 
@@ -154,7 +155,7 @@ def _importance(portion: _Portion, scale: float, stage: slice, entries: Tensor, 
     total = ranked.sum(-1, keepdim=True)
     ranked = (ranked / total).where(total > 0, 0.0)
     bounded = bound.where(here & bound.isfinite(), NEVER).softmax(-1)
-    value = {"spread": ranked + 0.25 * bounded, "mass": ranked, "bound": bounded}[importance]
+    value = {"spread": ranked + BOUND_SHARE * bounded, "mass": ranked, "bound": bounded}[importance]
     by = {"spread": amount + bound, "mass": amount, "bound": bound}[importance]
     return value.where(by.isfinite(), float("inf"))
 

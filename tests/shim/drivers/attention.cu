@@ -170,7 +170,7 @@ struct Plain {
     }
     for (const int64_t i : ranked) {
       const double share = std::exp(bound[i]) / shares, part = total > 0 ? mass[i] / total : 0;
-      value[i] = by == Importance::mass ? part : by == Importance::bound ? share : part + 0.25 * share;
+      value[i] = by == Importance::mass ? part : by == Importance::bound ? share : part + 2 * share;
       if (!std::isfinite(mass[i] + bound[i])) value[i] = HUGE_VAL;
     }
     std::vector<int64_t> order(here.size()), split;
