@@ -56,19 +56,20 @@ class AttendOnHost {
       enter(i / tiles / shape_.heads, i / tiles % shape_.heads);
       tile<W>(i % tiles);
     }
+    share_out();
   }
 
  protected:
   void enter(int64_t b, int64_t head) {
     const int64_t total = shape_.cells.total(), kv = b * shape_.kv_heads + shape_.kv_head(head);
-    of_ = HeadEntries<A>::of(f_, storage_, b, kv);
-    if (head_ != b * shape_.heads + head) {
-      A* const of_cells = spread_.of(total);
-      const A* const from = f_.spread + kv * total * 2;
-      for (int64_t i = 0; i < total; ++i) of_cells[i] = from[2 * i] * sqrt_of(from[2 * i + 1]);
-    }
-    low_ = f_.low + kv * total * dim_, high_ = f_.high + kv * total * dim_;
+    if (head_ == b * shape_.heads + head) return;
+    share_out();
     head_ = b * shape_.heads + head;
+    of_ = HeadEntries<A>::of(f_, storage_, b, kv);
+    low_ = f_.low + kv * total * dim_, high_ = f_.high + kv * total * dim_;
+    A* const of_cells = spread_.of(total);
+    const A* const from = f_.spread + kv * total * 2;
+    for (int64_t i = 0; i < total; ++i) of_cells[i] = from[2 * i] * sqrt_of(from[2 * i + 1]);
   }
 
   const int32_t* given(int64_t t) const { return f_.choice + (head_ * shape_.tiles() + t) * shape_.splits; }
@@ -94,7 +95,10 @@ class AttendOnHost {
     A* const out = out_.of(dim_ * kPanel);
     std::fill(out, out + dim_ * kPanel, A(0));
     const auto count = static_cast<int64_t>(list_.ids.size());
-    A* const all = f_.mass ? all_.of(count * kPanel) : nullptr;
+    const int64_t chunks = count / kEntriesAtOnce + 2;  // one may end where the known scores do
+    const int64_t noted = f_.mass ? count : 0;
+    A* const exps = all_.of((noted + chunks) * kPanel);  // for the masses, and what was taken off in each chunk
+    A* taken_off = exps + noted * kPanel;
     A* const chunk = chunk_.of(kEntriesAtOnce * kPanel);
     const A* rows[kEntriesAtOnce + kRowsAtOnce];
     for (int64_t e = 0; e < count;) {
@@ -107,7 +111,6 @@ class AttendOnHost {
       } else {
         score<W>(list_.ids.data() + e, m, n, q, chunk);
       }
-      if (all) std::copy(s, s + m * kPanel, all + e * kPanel);
       rescale(s, m, most, sum, out);
       for (int j = 0; j < kPanel; ++j) base[j] = most[j] == kNothing<A> ? A(0) : most[j];
       for (int64_t i = 0; i < m; ++i)
@@ -116,6 +119,10 @@ class AttendOnHost {
           chunk[i * kPanel + j] = p;
           sum[j] += p;
         }
+      if (noted) {
+        std::copy(chunk, chunk + m * kPanel, exps + e * kPanel);
+        taken_off = std::copy(base, base + kPanel, taken_off);
+      }
       of_.values.rows(list_.ids.data() + e, m, widened_, rows);
       of_.keys.prefetch(list_.ids.data() + e + m, minimum<int64_t>(kEntriesAtOnce, count - e - m));
       multiply_columns<W, V>(rows, m, dim_, chunk, kPanel, n, out, kPanel);
@@ -133,13 +140,16 @@ class AttendOnHost {
       f_.lse[at] = none ? kNothing<A> : most[i] + std::log(sum[i]);
       sum[i] = f_.lse[at];
     }
-    if (all)
-      for (int64_t e = 0; e < count; ++e) {
-        A mass = 0;
-        for (int64_t i = 0; i < n; ++i)
-          if (sum[i] != kNothing<A>) mass += exp_or_nan(all[e * kPanel + i] - sum[i]);
-        share_out(list_.ids[e], mass);
+    taken_off = exps + noted * kPanel;
+    for (int64_t e = 0; e < noted; taken_off += kPanel) {
+      const int64_t end = minimum<int64_t>(e + kEntriesAtOnce, e < kept_ ? kept_ : count);
+      alignas(64) A factor[kPanel];
+      for (int j = 0; j < kPanel; ++j) factor[j] = j < n && sum[j] != kNothing<A> ? exp_or_nan(taken_off[j] - sum[j]) : A(0);
+      for (; e < end; ++e) {
+        const A* const row = exps + e * kPanel;
+        masses_[list_.ids[e]] += sum_by_parts<A>(kPanel, [&](int64_t j) { return factor[j] == 0 ? A(0) : row[j] * factor[j]; });
       }
+    }
   }
 
   // Queries place(0) .. place(n - 1), scaled, as columns of a panel; columns of zeros beyond.
@@ -329,22 +339,22 @@ class AttendOnHost {
     weigh_cells(f_.importance, logs, present, mass, bound, cell_values_.of(present));
   }
 
-  void share_out(int64_t id, A mass) {
+  // The attention that the entries of a head got, to its places; a cell's is shared out by their weights. And a fresh start.
+  void share_out() {
+    if (!f_.mass) return;
     const CellPyramid& cells = shape_.cells;
-    A* const to = f_.mass + head_ * cells.places();
-    if (id >= cells.total()) {
-      if (id < cells.total() + cells.places()) to[id - cells.total()] += mass;
-      return;
+    const int64_t total = cells.total(), places = cells.places();
+    for (int64_t j = 0; head_ >= 0 && j < places; ++j) {
+      const A own = of_.weights(total + j);
+      if (own == kNothing<A>) continue;
+      A sum = masses_[total + j];
+      for (int s = 0; s < cells.stages; ++s) {
+        const int64_t cell = cells.above(s, j / cells.columns, j % cells.columns);
+        if (masses_[cell] != 0) sum += masses_[cell] * exp_of(own - of_.weights(cell));
+      }
+      f_.mass[head_ * places + j] = sum;
     }
-    int s = 0;
-    while (id >= cells.offset[s + 1]) ++s;
-    const CellBox box = cells.places_of(s, id - cells.offset[s]);
-    const A log = of_.weights(id);
-    for (int64_t i = 0; i < box.count(); ++i) {
-      const int64_t j = box.cell(i);
-      const A own = of_.weights(cells.total() + j);
-      if (own != kNothing<A>) to[j] += mass * exp_of(own - log);
-    }
+    masses_.assign(static_cast<size_t>(shape_.entries()), A(0));
   }
 
   const Attend<A>& f_;
@@ -359,6 +369,7 @@ class AttendOnHost {
   EntryList list_;
   std::vector<int32_t> numbers_, ties_;
   std::vector<char> taken_;
+  std::vector<A> masses_;
   Scratch<A> widened_memory_, spread_, q_, out_, chunk_, all_, kept_scores_, scores_, exps_, mass_, mean_, bound_, sides_, logs_,
       cell_values_;
 };

@@ -24,10 +24,11 @@ class AttendQueriesOnHost : AttendOnHost<A> {
       enter(i / groups / shape_.heads, i / groups % shape_.heads);
       group<W>(i % groups * kPanel);
     }
+    share_out();
   }
 
  private:
-  using Base::all_, Base::kept_scores_, Base::scores_, Base::mass_, Base::cell_values_;
+  using Base::all_, Base::masses_, Base::kept_scores_, Base::scores_, Base::mass_, Base::cell_values_;
   using Base::enter, Base::load, Base::number, Base::split_all, Base::share_out, Base::given, Base::chosen;
   using Base::f_, Base::shape_, Base::dim_, Base::head_, Base::q_rows_, Base::out_rows_, Base::of_, Base::low_, Base::high_;
   using Base::widened_, Base::list_, Base::numbers_, Base::ties_, Base::taken_, Base::spread_, Base::q_, Base::out_, Base::chunk_;
@@ -218,7 +219,7 @@ class AttendQueriesOnHost : AttendOnHost<A> {
       for (int64_t d = 0; d < dim_; ++d) out[d] = of.sum == 0 ? A(0) : out[d] / of.sum;
       out_rows_.store(at, out);
       f_.lse[at] = of.sum == 0 ? kNothing<A> : of.most + std::log(of.sum);
-      for (int64_t e = of.begin; f_.mass && of.sum != 0 && e < of.end; ++e) share_out(asked_ids_[e], asked_scores_[e] / of.sum);
+      for (int64_t e = of.begin; f_.mass && of.sum != 0 && e < of.end; ++e) masses_[asked_ids_[e]] += asked_scores_[e] / of.sum;
     }
     asked_ids_.clear(), asked_scores_.clear(), opened_.clear();
   }
