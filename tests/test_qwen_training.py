@@ -25,6 +25,8 @@ import texvlm
 from texvlm.qwen import finetune, tiny_model
 from texvlm.qwen.finetune import Collator, Lines, Part, Patches, build, lora_targets, main, measure
 from texvlm.qwen.prompts import TemplatePrompts, TinyPrompts
+from texvlm.qwen.selectors import Selecting
+from texvlm.soft_selection import log_soft_topk
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:bias acts"),
@@ -110,6 +112,32 @@ def test_checkpointed_gradients_of_the_selector_are_the_same(gate: str) -> None:
         found.append(torch.cat([p.grad.flatten() for p in adapter.selector.parameters() if p.grad is not None]))
     assert found[0].abs().max() > 1e-6
     torch.testing.assert_close(found[0], found[1], atol=1e-8, rtol=1e-4)
+
+
+def test_gates_of_random_strength_learn_what_presence_is_worth() -> None:
+    torch.manual_seed(0)
+    selector = texvlm.Allocator("linear", ["entropy"], [], [], cell=CELL)
+    evidence, cells, weight = torch.randn(9, 1), torch.tensor([2, 5, 7]), selector.information.head.weight
+    worth = torch.tensor([3.0, -1.0, 0.5])
+
+    def slope(strength: str, draws: int) -> float:
+        selecting = Selecting(selector.train(), CELL, strength=strength)
+        found = 0.0
+        for _ in range(draws):
+            gates = selecting.gates(evidence, cells)[0]
+            assert bool(((gates >= 0) & (gates <= 1)).all())
+            lost = -(worth * (1 - (1 - gates) ** 8)).sum()  # as good as sure of it long before it is all there
+            found += float(torch.autograd.grad(lost, weight)[0]) / draws
+        return found
+
+    logs = log_soft_topk(selector(evidence[None]), len(cells), 1.0, "gumbel")[0][cells]
+    whole = float(torch.autograd.grad(-(worth * logs).sum(), weight)[0])
+    assert slope("full", 1) == pytest.approx(0, abs=1e-6)
+    assert slope("random", 4000) == pytest.approx(whole, rel=0.1)
+    deployed = Selecting(selector.eval(), CELL, strength="random").gates(evidence, cells)[0]
+    assert torch.equal(deployed, torch.ones(3))
+    with pytest.raises(ValueError, match="strength must be one of full, random, got 'some'"):
+        Selecting(selector, CELL, strength="some")
 
 
 def test_what_wraps_a_model_may_call_its_forward_past_its_hooks() -> None:

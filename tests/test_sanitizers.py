@@ -37,6 +37,7 @@ LEFT_OUT = (
     "megapixel_digits.py",
     "notebooks.py",
     "test_qwen",  # models of others over pack_cells, which has tests of its own
+    "test_towers",  # and over attention
     "test_video",  # films over ops that have tests of their own, and decoders of others
 )
 # Under emulation also what says nothing about kernels, and what is about the CPU's own loops and memory.
@@ -54,6 +55,7 @@ LEFT_OUT_EMULATED = (
     "cpp",
     "source",
     "torch.py",
+    "test_attention",  # a thousand queries, thread by thread; the contract's cases, which are small, are run
     # Statistics over thousands of calls, and sizes that only let runs of queries meet threads: two thirds of the time, thread by thread.
     "-70-",  # footprints and patches scattered over 70 x 70; those over 21 x 21 stay
     "inclusion",

@@ -34,12 +34,15 @@ struct EntryRows {
   TEXVLM_HD void rows(const int32_t* ids, int64_t n, A* widened, const A** out) const {
     const int64_t dim = places.dim;
     if (places.storage == Storage::own) {
-      const auto* const of_places = static_cast<const A*>(places.data) - total * dim;
-      const auto* const of_prefix = static_cast<const A*>(prefix.data) - (total + count) * dim;
+      // As numbers: a pointer may not point before what it points into, and these do.
+      const uint64_t row = dim * sizeof(A), of_cells = reinterpret_cast<uintptr_t>(cells);
+      const uint64_t of_places = reinterpret_cast<uintptr_t>(places.data) - total * row;
+      const uint64_t of_prefix = reinterpret_cast<uintptr_t>(prefix.data) - (total + count) * row;
       const auto pitch = static_cast<uint32_t>(dim);  // a product of 32-bit numbers is one instruction in vectors
       for (int64_t i = 0; i < n; ++i) {
-        const A* const from = ids[i] < total ? cells : ids[i] < total + count ? of_places : of_prefix;
-        out[i] = from + static_cast<uint64_t>(static_cast<uint32_t>(ids[i])) * pitch;
+        const uint64_t from = ids[i] < total ? of_cells : ids[i] < total + count ? of_places : of_prefix;
+        const uint64_t at = static_cast<uint64_t>(static_cast<uint32_t>(ids[i])) * pitch;
+        out[i] = reinterpret_cast<const A*>(from + at * sizeof(A));
       }
     } else {
       for (int64_t i = 0; i < n; ++i) {

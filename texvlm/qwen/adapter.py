@@ -62,6 +62,11 @@ class QwenVLAdapter:
         whole_windows: whether windows are kept whole, for towers that have them (Qwen2.5-VL).
         gate: how the weights of the kept act on what is pruned, while a selector learns: "bias", "scale", "blend".
         temperature: of a selector's soft weights.
+        strength: of those gates. "full": 1, so that a selector learns what a little more of each group would be worth. "random": each drawn
+            from [0, 1], for scorers that bring their terms, while they are in training; so they learn what all of it is worth, for the mean
+            of a slope from absent to present is the difference of the two. A reader that is sure of what it sees has hardly a slope at 1,
+            but loses all where a group goes. (Integrated gradients: M. Sundararajan et al., "Axiomatic attribution for deep networks",
+            2017.)
         embedding: what reads texts given as `query` (see `Embedding`).
         pixels: the least and the most pixels that the processor resizes a picture to; needed only where it has not done so.
         generator: of chance.
@@ -93,6 +98,7 @@ class QwenVLAdapter:
         whole_windows: bool = False,
         gate: str = "bias",
         temperature: float = 1.0,
+        strength: str = "full",
         embedding: Embedding | EmbeddingProvider | None = None,
         pixels: tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
@@ -118,7 +124,7 @@ class QwenVLAdapter:
             raise ValueError(f"whole_windows needs a tower with windows (qwen2_5_vl), got {model.config.model_type}")
         self.model, self.mode = model, mode
         self.sizes = sizes_of(model)
-        selecting = Selecting(selector, self.sizes.cell, bound, temperature, generator, embedding)
+        selecting = Selecting(selector, self.sizes.cell, bound, temperature, generator, embedding, strength)
         if selecting.mixed and mode != "prune_pre":
             raise ValueError(f"tokens of several levels need mode='prune_pre', got {mode!r}")
         if whole_windows and selector == "uniform":

@@ -41,6 +41,7 @@ from texvlm.qwen.batch import IGNORED, PreparedBatch
 from texvlm.qwen.families import sizes_of
 from texvlm.qwen.preparation import Preparation
 from texvlm.qwen.prompts import Prompts, TinyPrompts, load
+from texvlm.qwen.selectors import STRENGTHS
 
 SELECTOR, CHOOSER = "selector", "chooser"
 """Folders of a checkpoint: the selector as it has learned so far, and the copy that chooses in this round."""
@@ -404,6 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="from the last checkpoint in --out, if there is one")
     parser.add_argument("--selector", metavar="FOLDER", help="a saved Allocator to begin with")
     parser.add_argument("--gate", choices=GATES, default="bias", help="how the selector's weights act (%(default)s)")
+    parser.add_argument("--strength", choices=STRENGTHS, default="full", help="of those weights while it learns (%(default)s)")
     parser.add_argument("--checkpointing", action="store_true", help="activations are computed again, not kept")
     parser.add_argument("--workers", type=int, default=0, help="processes that prepare batches (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
@@ -440,7 +442,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if count < 2 * held:
         parser.error(f"--held-out must be at most half of the {count} examples, got {held}")
     measured = [data[count - 1 - i] for i in range(held)]
-    wrapped, adapter = build(model, selector, budget, rank, gate=args.gate, pixels=pixels, temperature=temperature)
+    wrapped, adapter = build(
+        model, selector, budget, rank, gate=args.gate, strength=args.strength, pixels=pixels, temperature=temperature
+    )
 
     with tempfile.TemporaryDirectory() as temporary:
         out = args.out or Path(temporary)

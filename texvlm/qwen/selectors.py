@@ -78,6 +78,8 @@ class Choice:
         return replace(self, cells=self.cells[order], levels=self.levels[order], weights=weights)
 
 
+STRENGTHS = ("full", "random")
+
 SAMPLES = 16
 """How many places along the side of a group a scorer reads, as `select` does."""
 
@@ -144,6 +146,8 @@ class Selecting:
             the rest: a path of tokens of one level, a scorer that brings its terms, "random", "uniform".
         temperature: of soft weights and of the gates of the kept.
         generator: of "random", and of the noise of a scorer in training.
+        embedding: what reads texts given as `query`.
+        strength: of the gates of a scorer in training, one of `STRENGTHS`, see `QwenVLAdapter`.
     """
 
     def __init__(
@@ -154,7 +158,11 @@ class Selecting:
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
         embedding: Embedding | EmbeddingProvider | None = None,
+        strength: str = "full",
     ) -> None:
+        if strength not in STRENGTHS:
+            raise ValueError(f"strength must be one of {', '.join(STRENGTHS)}, got {strength!r}")
+        self.strength = strength
         self.selector, self.cell, self.temperature, self.generator = selector, cell, temperature, generator
         self.embedding = Embedding(embedding) if embedding is not None and not isinstance(embedding, Embedding) else embedding
         self.config: CascadeConfig | None = None
@@ -280,7 +288,7 @@ class Selecting:
         return self.embedding.query(query).flatten()
 
     def gates(self, evidence: Tensor, cells: Tensor, vector: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Weights of groups that were kept earlier, with gradients to a trainable selector: 1 in value where they are gates.
+        """Weights of groups that were kept earlier, with gradients to a trainable selector: where they are gates, 1 in value, or of chance.
 
         A batch may be prepared before the optimiser's last step, or in a worker: the choice then stands, and the gradient is that of
         the weights as they are now.
@@ -298,7 +306,10 @@ class Selecting:
         if self.scores:
             log = log_soft_topk(self._scores(evidence, vector), len(cells), self.temperature, "gumbel")[0]
             kept = log[cells]
-            return (kept - kept.detach()).exp(), log.exp()
+            gate = (kept - kept.detach()).exp()
+            if self.strength == "random" and self.selector.training:  # type: ignore[union-attr]
+                gate = gate - 1 + torch.rand_like(gate)
+            return gate, log.exp()
         assert isinstance(self.selector, nn.Module)
         grid = (evidence.shape[-2] // self.cell, evidence.shape[-1] // self.cell)
         choice = _of_callable(self.selector(evidence, grid, len(cells)), grid, self.cell, len(cells))
