@@ -1,0 +1,271 @@
+"""A Qwen3-VL of half a million weights that learns to read cards, with whatever chooses what it sees.
+
+Questions come in chains: all eight colours in an order of chance, each followed by its digit, so that one picture teaches eight answers;
+asked it is about one. A selector that takes a query is taught with one question a picture, since what is kept depends on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks._cards import CELL, NAMES, Cards, Words
+from texvlm.qwen import QwenVLAdapter, tiny_model
+from texvlm.qwen.batch import IGNORED, PreparedBatch
+from texvlm.qwen.tiny import END, IMAGE, START
+
+BATCH, DENSE_BATCH = 32, 8
+"""Pictures of a step; the second where the tower sees all of each, at sixteen times the cost."""
+
+WIDTH = 96
+_ROTARY = {"rope_type": "default", "mrope_section": [4, 4, 4], "mrope_interleaved": True, "rope_theta": 1e4}
+_VISION: dict[str, Any] = {"depth": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128, "patch_size": CELL // 2}
+_VISION |= {"out_hidden_size": WIDTH, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]}
+_TEXT: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TEXT |= {"num_key_value_heads": 4, "head_dim": WIDTH // 4, "rope_parameters": _ROTARY}
+
+
+def reader(seed: int) -> Any:
+    """A random one."""
+    return tiny_model("qwen3_vl", seed, _VISION, _TEXT)
+
+
+class Given:
+    """A selector that keeps what it has been told to, picture by picture."""
+
+    def __init__(self) -> None:
+        self.next: deque[Tensor] = deque()
+
+    def __call__(self, image: Tensor, grid: tuple[int, int], k: int) -> Tensor:
+        """The groups that were given for this picture."""
+        return self.next.popleft()[:k]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a reader gets its pictures.
+
+    Attributes:
+        selector: what an adapter takes, made for a seed.
+        k: groups; None: all.
+        mode, thumbnail, embedding, gate, strength: of the adapter.
+        shrinks: whether pictures are shrunk to k groups instead.
+        asks: whether the selector takes the question.
+    """
+
+    selector: Callable[[int], Any] = lambda seed: "random"
+    k: int | None = 16
+    mode: str = "prune_pre"
+    thumbnail: str | None = None
+    embedding: Any = None
+    gate: str = "blend"
+    strength: str = "random"
+    shrinks: bool = False
+    asks: bool = False
+
+    @property
+    def dense(self) -> bool:
+        """Whether the tower sees all of a picture."""
+        return (self.k is None or self.mode != "prune_pre") and not self.shrinks
+
+
+class Reading:
+    """A reader, its adapter, and the batches they take.
+
+    Args:
+        model: from `reader`; it is trained in place.
+        setting: see there.
+        seed: of the selector and of chance.
+    """
+
+    def __init__(self, model: Any, setting: Setting, seed: int) -> None:
+        self.model, self.setting, self.words = model, setting, Words()
+        self.generator = torch.Generator().manual_seed(seed)
+        self.selector = setting.selector(seed)
+        self.adapter = QwenVLAdapter(
+            model,
+            self.selector,
+            None if setting.shrinks else setting.k,
+            setting.mode,
+            thumbnail=setting.thumbnail,
+            embedding=setting.embedding,
+            pixels=(CELL * CELL, 1 << 24),
+            generator=self.generator,
+            gate=setting.gate,
+            strength=setting.strength,
+        )
+        if setting.mode != "prune_pre" or self.learner is not None:
+            self.adapter.attach()
+
+    @property
+    def learner(self) -> nn.Module | None:
+        """The selector, where it learns."""
+        return self.selector if isinstance(self.selector, nn.Module) else None
+
+    def prepared(self, examples: Sequence[dict[str, Any]], chain: int, training: bool) -> PreparedBatch:
+        """A batch of pictures, with `chain` questions about each."""
+        if self.learner is not None:
+            self.learner.train(training)
+        rows, labels = [], []
+        for example in examples:
+            asked = [*example["cards"]][:chain]
+            said = [self.words.question(colour) + self.words.answer(digit) for colour, digit in asked]
+            rows.append([START, IMAGE, END, *(i for pair in said for i in pair)])
+            labels.append([IGNORED] * 3 + [i for _, digit in asked for i in (IGNORED, *self.words.answer(digit))])
+            if isinstance(self.selector, Given):
+                self.selector.next.append(torch.tensor(list(dict.fromkeys(example["wanted"] + example["others"]))))
+        images = [self.shrunk(example["image"]) if self.setting.shrinks else example["image"] for example in examples]
+        inputs = {"input_ids": torch.tensor(rows), "labels": torch.tensor(labels)}
+        query = [example["question"] for example in examples] if self.setting.asks else None
+        with torch.set_grad_enabled(training):  # a scorer explores where its scores can learn
+            batch = self.adapter.prepare(inputs, images, query=query)
+        return PreparedBatch({name: v.detach() if isinstance(v, Tensor) else v for name, v in batch.items()})
+
+    def shrunk(self, image: Tensor) -> Tensor:
+        """A picture of k groups."""
+        k = self.setting.k or 0
+        rows = 1 << (k.bit_length() - 1) // 2
+        size = (rows * CELL, k // rows * CELL)
+        return F.interpolate(image[None].float(), size, mode="bicubic", antialias=True)[0].clamp(0, 255).round().byte()
+
+    @torch.no_grad()
+    def measure(self, data: Cards, count: int) -> tuple[Tensor, float]:
+        """Which of the first `count` questions are answered right, bool [count], and seconds for each, choosing included."""
+        self.model.eval()
+        size, right = DENSE_BATCH if self.setting.dense else BATCH, []
+        start = time.perf_counter()
+        for first in range(0, count, size):
+            batch = self.prepared([data[i] for i in range(first, min(count, first + size))], 1, training=False)
+            said = self.model(**batch).logits[:, -2].argmax(-1)
+            right.append(said == batch["labels"][:, -1])
+        return torch.cat(right), (time.perf_counter() - start) / count
+
+    @torch.no_grad()
+    def kept(self, data: Cards, count: int) -> float:
+        """Of the cards asked for, the share whose group with most of it is kept."""
+        found = 0
+        for i in range(count):
+            batch = self.prepared([data[i]], 1, training=False)
+            found += int(data[i]["wanted"][0] in batch["texvlm_cells"][:, 2].tolist())
+        return found / count
+
+
+@dataclass
+class Schedule:
+    """What a training does.
+
+    Attributes:
+        steps: of the optimiser.
+        rate: of learning; rises for 20 steps and falls to 0.
+        selector_rate: that of the selector.
+        seed: of the order of pictures and questions.
+        hidden: the largest share of cards that a `Given` selector leaves out of a picture, for decoys and noise, in the second half of the
+            steps: so that a reader which can read learns when it cannot know.
+    """
+
+    steps: int = 100
+    rate: float = 3e-3
+    selector_rate: float = 2e-2
+    seed: int = 0
+    hidden: float = 0.0
+
+
+class Training:
+    """A training that can be broken off and gone on with.
+
+    Args:
+        reading: what learns.
+        data: to learn from.
+        schedule: see there.
+    """
+
+    def __init__(self, reading: Reading, data: Cards, schedule: Schedule) -> None:
+        self.reading, self.data, self.schedule, self.step = reading, data, schedule, 0
+        self.generator = torch.Generator().manual_seed(schedule.seed)
+        self.losses: list[float] = []
+        learner = reading.learner
+        own = set() if learner is None else {id(p) for p in learner.parameters()}
+        groups = [{"params": [p for p in reading.model.parameters() if id(p) not in own], "lr": schedule.rate}]
+        if learner is not None:
+            groups.append({"params": list(learner.parameters()), "lr": schedule.selector_rate})
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
+        self.rates = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.0, 1 - step / schedule.steps) ** 0.5
+        )
+
+    def examples(self) -> list[dict[str, Any]]:
+        """Those of the next step; the card that `wanted` is of is asked for first."""
+        size = DENSE_BATCH if self.reading.setting.dense else BATCH
+        found = []
+        for i in torch.randint(len(self.data), (size,), generator=self.generator).tolist():
+            example = dict(self.data[i])
+            order = torch.randperm(len(NAMES) - 1, generator=self.generator).tolist()
+            example["cards"] = [example["cards"][0], *(example["cards"][1:][j] for j in order)]
+            if self.schedule.hidden and self.step > self.schedule.steps // 2:  # once it can read
+                share = self.schedule.hidden * float(torch.rand((), generator=self.generator))
+                there = torch.rand(len(example["cells"]), generator=self.generator) >= share
+                cards = [cell for cell, is_there in zip(example["cells"], there.tolist()) if is_there]
+                noise = torch.randint(256, (8,), generator=self.generator).tolist()
+                example["wanted"], example["others"] = cards, noise + example["decoys"]
+            found.append(example)
+        return found
+
+    def run(self, until: int | None = None, each: Callable[[int, float], None] = lambda step, loss: None) -> None:
+        """Steps until that one, or the last."""
+        model = self.reading.model
+        until = self.schedule.steps if until is None else until
+        while self.step < until:
+            reading = self.reading
+            batch = reading.prepared(self.examples(), 1 if reading.setting.asks else len(NAMES), training=True)
+            model.train()
+            loss = model(**batch).loss
+            self.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            self.optimizer.step()
+            self.rates.step()
+            self.step += 1
+            self.losses.append(float(loss.detach()))
+            each(self.step, self.losses[-1])
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"model": self.reading.model, "optimizer": self.optimizer, "rates": self.rates}
+        return parts | ({} if self.reading.learner is None else {"selector": self.reading.learner})
+
+    def save(self, path: str | Path) -> None:
+        """All that `load` needs to go on to the same weights."""
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        chance = {"order": self.generator.get_state(), "chance": self.reading.generator.get_state()}
+        torch.save({**state, **chance, "step": self.step, "losses": self.losses}, path)
+
+    def load(self, path: str | Path) -> None:
+        """What `save` saved."""
+        state = torch.load(path, weights_only=True)
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.generator.set_state(state["order"])
+        self.reading.generator.set_state(state["chance"])
+        self.step, self.losses = state["step"], state["losses"]
+
+
+def warm(seed: int, data: Cards, steps: int, each: Callable[[int, float], None] = lambda step, loss: None) -> dict[str, Tensor]:
+    """Weights of a reader that all rows begin with: it has seen most of the cards sharply, among decoys and noise."""
+    model = reader(seed)
+    Training(Reading(model, Setting(lambda _: Given(), 16), seed), data, Schedule(steps, seed=seed, hidden=1.0)).run(each=each)
+    return copy.deepcopy(model.state_dict())
+
+
+def started(weights: dict[str, Tensor], setting: Setting, seed: int) -> Reading:
+    """A reader of its own, from these weights."""
+    model = reader(seed)
+    model.load_state_dict(weights)
+    return Reading(model, setting, seed)
