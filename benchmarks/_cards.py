@@ -80,7 +80,8 @@ def draw(number: int, test: bool = False, jitter: int = 0, shuffled: bool = Fals
     for i, (y, x, digit) in enumerate(zip(top.tolist(), left.tolist(), chosen.tolist())):
         hue = HUES[i] if i < len(HUES) else OTHER_HUES[int(torch.randint(len(OTHER_HUES), (), generator=g))]
         card = colour(hue + 0.008 * float(torch.randn((), generator=g)))[:, None, None].expand(3, CELL, CELL).clone()
-        drawn = ink[digit].flatten()[torch.randperm(144, generator=g)].reshape(12, 12) if shuffled else ink[digit]
+        scattered = ink[digit].flatten()[torch.randperm(144, generator=g)].reshape(12, 12)
+        drawn = scattered if shuffled else ink[digit]
         card[:, 2:14, 2:14] *= 1 - drawn
         image[:, y : y + CELL, x : x + CELL] = card + 0.03 * torch.randn(3, CELL, CELL, generator=g)
         touched = {(y + dy) // CELL * rows + (x + dx) // CELL for dy in (0, CELL - 1) for dx in (0, CELL - 1)}

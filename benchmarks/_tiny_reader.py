@@ -244,7 +244,11 @@ class Training:
     def save(self, path: str | Path) -> None:
         """All that `load` needs to go on to the same weights."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
-        chance = {"order": self.generator.get_state(), "chance": self.reading.generator.get_state()}
+        chance = {
+            "order": self.generator.get_state(),
+            "chance": self.reading.generator.get_state(),
+            "gates": torch.get_rng_state(),
+        }
         torch.save({**state, **chance, "step": self.step, "losses": self.losses}, path)
 
     def load(self, path: str | Path) -> None:
@@ -254,6 +258,7 @@ class Training:
             part.load_state_dict(state[name])
         self.generator.set_state(state["order"])
         self.reading.generator.set_state(state["chance"])
+        torch.set_rng_state(state["gates"])
         self.step, self.losses = state["step"], state["losses"]
 
 

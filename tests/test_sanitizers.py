@@ -35,6 +35,7 @@ LEFT_OUT = (
     "allocator.py",
     "test_training.py",
     "megapixel_digits.py",
+    "tiny_vlm.py",
     "notebooks.py",
     "test_qwen",  # models of others over pack_cells, which has tests of its own
     "test_towers",  # and over attention
