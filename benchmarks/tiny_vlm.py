@@ -261,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
         found.setdefault((done.job.row, done.job.k), []).append(done)
         job = done.job
         print(
-            f"  seed {job.seed}, {job.row}, k = {job.k}: {100 * float(done.right.float().mean()):.1f} %, kept {done.kept:.3f}",
+            f"  seed {job.seed}, {job.row}, k = {256 if job.row == 'dense' else job.k}: {100 * float(done.right.float().mean()):.1f} %, kept {done.kept:.3f}",
             flush=True,
         )
     for of in found.values():
@@ -275,7 +275,9 @@ def main(argv: list[str] | None = None) -> int:
                 each = " ".join(f"{100 * float(r.right.float().mean()):.1f}" for r in of)
                 seconds = sorted(r.seconds for r in of)[len(of) // 2]
                 kept = sum(r.kept for r in of) / len(of)
-                print(f"  {row:26}{k:4}{100 * accuracy[row, k]:10.1f}{each:>22}{kept:18.3f}{1e3 * seconds:16.2f}")
+                print(
+                    f"  {row:26}{256 if row == 'dense' else k:4}{100 * accuracy[row, k]:10.1f}{each:>22}{kept:18.3f}{1e3 * seconds:16.2f}"
+                )
                 bench.figure(
                     f"{row}, {k}", {"right": [float(r.right.float().mean()) for r in of], "kept": kept, "seconds": seconds}
                 )
