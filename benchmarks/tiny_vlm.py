@@ -238,6 +238,11 @@ def interval(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
     return float(means.quantile(0.025)), float(means.quantile(0.975))
 
 
+def shown(row: str, k: int) -> int:
+    """The tokens of a picture."""
+    return (_cards.SIDE // CELL) ** 2 if row == "dense" else k
+
+
 def draw(path: Path, image: Tensor, scores: tuple[Tensor, Tensor]) -> None:
     """A held-out picture, and what the learned selector scored its groups before and after, each from its least to its most."""
     from PIL import Image
@@ -259,11 +264,8 @@ def main(argv: list[str] | None = None) -> int:
     found: dict[tuple[str, int], list[Result]] = {}
     for done in trained(args):
         found.setdefault((done.job.row, done.job.k), []).append(done)
-        job = done.job
-        print(
-            f"  seed {job.seed}, {job.row}, k = {256 if job.row == 'dense' else job.k}: {100 * float(done.right.float().mean()):.1f} %, kept {done.kept:.3f}",
-            flush=True,
-        )
+        job, share = done.job, 100 * float(done.right.float().mean())
+        print(f"  seed {job.seed}, {job.row}, k = {shown(job.row, job.k)}: {share:.1f} %, kept {done.kept:.3f}", flush=True)
     for of in found.values():
         of.sort(key=lambda r: r.job.seed)
     accuracy = {key: sum(float(r.right.float().mean()) for r in of) / len(of) for key, of in found.items()}
@@ -275,9 +277,7 @@ def main(argv: list[str] | None = None) -> int:
                 each = " ".join(f"{100 * float(r.right.float().mean()):.1f}" for r in of)
                 seconds = sorted(r.seconds for r in of)[len(of) // 2]
                 kept = sum(r.kept for r in of) / len(of)
-                print(
-                    f"  {row:26}{256 if row == 'dense' else k:4}{100 * accuracy[row, k]:10.1f}{each:>22}{kept:18.3f}{1e3 * seconds:16.2f}"
-                )
+                print(f"  {row:26}{shown(row, k):4}{100 * accuracy[row, k]:10.1f}{each:>22}{kept:18.3f}{1e3 * seconds:16.2f}")
                 bench.figure(
                     f"{row}, {k}", {"right": [float(r.right.float().mean()) for r in of], "kept": kept, "seconds": seconds}
                 )
