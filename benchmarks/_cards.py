@@ -60,12 +60,12 @@ def colour(hue: float) -> Tensor:
     return torch.tensor(colorsys.hsv_to_rgb(hue % 1, 0.65, 0.85))
 
 
-def draw(number: int, test: bool = False, jitter: int = 0, shuffled: bool = False, side: int = SIDE) -> Board:
+def draw(number: int, test: bool = False, jitter: int = 0, shuffled: bool = False) -> Board:
     """The board of that number; up to `jitter` pixels off the grid of groups; `shuffled`: the ink of every digit is scattered."""
     g = torch.Generator().manual_seed(2 * number + test)
-    rows, count = side // CELL, len(NAMES) + DECOYS
-    smooth = F.interpolate(torch.rand(1, 3, rows // 2, rows // 2, generator=g), (side, side), mode="bilinear")[0]
-    image = 0.3 + 0.3 * smooth + 0.06 * torch.randn(3, side, side, generator=g)
+    rows, count = SIDE // CELL, len(NAMES) + DECOYS
+    smooth = F.interpolate(torch.rand(1, 3, rows // 2, rows // 2, generator=g), (SIDE, SIDE), mode="bilinear")[0]
+    image = 0.3 + 0.3 * smooth + 0.06 * torch.randn(3, SIDE, SIDE, generator=g)
     # With jitter a card lies in a slot of its own of two groups by two, without in any group.
     step = 2 if jitter else 1
     slots = torch.randperm((rows // step) ** 2, generator=g)[:count]
@@ -118,7 +118,6 @@ class Cards(Dataset[dict[str, object]]):
         return {
             "image": board.image,
             "question": NAMES[asked],
-            "answer": board.cards[asked],
             "cards": [(NAMES[c], board.cards[c]) for c in (asked, *(c for c in range(len(NAMES)) if c != asked))],
             "wanted": board.cells[asked],
             "others": [cell for cells in rest for cell in cells] + board.decoys,

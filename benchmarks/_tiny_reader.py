@@ -6,7 +6,6 @@ asked it is about one. A selector that takes a query is taught with one question
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -117,7 +116,7 @@ class Reading:
             self.learner.train(training)
         rows, labels = [], []
         for example in examples:
-            asked = [*example["cards"]][:chain]
+            asked = example["cards"][:chain]
             said = [self.words.question(colour) + self.words.answer(digit) for colour, digit in asked]
             rows.append([START, IMAGE, END, *(i for pair in said for i in pair)])
             labels.append([IGNORED] * 3 + [i for _, digit in asked for i in (IGNORED, *self.words.answer(digit))])
@@ -219,13 +218,12 @@ class Training:
             found.append(example)
         return found
 
-    def run(self, until: int | None = None, each: Callable[[int, float], None] = lambda step, loss: None) -> None:
+    def run(self, until: int | None = None) -> None:
         """Steps until that one, or the last."""
         model = self.reading.model
         until = self.schedule.steps if until is None else until
         while self.step < until:
-            reading = self.reading
-            batch = reading.prepared(self.examples(), 1 if reading.setting.asks else len(NAMES), training=True)
+            batch = self.reading.prepared(self.examples(), 1 if self.reading.setting.asks else len(NAMES), training=True)
             model.train()
             loss = model(**batch).loss
             self.optimizer.zero_grad()
@@ -235,11 +233,10 @@ class Training:
             self.rates.step()
             self.step += 1
             self.losses.append(float(loss.detach()))
-            each(self.step, self.losses[-1])
 
     def _parts(self) -> dict[str, Any]:
-        parts = {"model": self.reading.model, "optimizer": self.optimizer, "rates": self.rates}
-        return parts | ({} if self.reading.learner is None else {"selector": self.reading.learner})
+        """A selector that learns is a submodule of the model."""
+        return {"model": self.reading.model, "optimizer": self.optimizer, "rates": self.rates}
 
     def save(self, path: str | Path) -> None:
         """All that `load` needs to go on to the same weights."""
@@ -262,11 +259,12 @@ class Training:
         self.step, self.losses = state["step"], state["losses"]
 
 
-def warm(seed: int, data: Cards, steps: int, each: Callable[[int, float], None] = lambda step, loss: None) -> dict[str, Tensor]:
-    """Weights of a reader that all rows begin with: it has seen most of the cards sharply, among decoys and noise."""
-    model = reader(seed)
-    Training(Reading(model, Setting(lambda _: Given(), 16), seed), data, Schedule(steps, seed=seed, hidden=1.0)).run(each=each)
-    return copy.deepcopy(model.state_dict())
+def warm(seed: int, data: Cards, steps: int) -> Training:
+    """Of the reader that all rows begin with: it has seen most of the cards sharply, among decoys and noise."""
+    reading = Reading(reader(seed), Setting(lambda _: Given(), 16), seed)
+    training = Training(reading, data, Schedule(steps, seed=seed, hidden=1.0))
+    training.run()
+    return training
 
 
 def started(weights: dict[str, Tensor], setting: Setting, seed: int) -> Reading:

@@ -25,7 +25,7 @@ from benchmarks import _cards
 from benchmarks._cards import CELL, HUES, NAMES, OTHER_HUES, Cards
 from benchmarks._harness import Bench
 from benchmarks._tiny_reader import Given, Reading, Schedule, Setting, Training, started, warm
-from texvlm.features import all_cells, cell_features
+from texvlm.qwen.selectors import features_of
 
 CHANCE = 0.1
 TERMS = ("rms:edge", "entropy", "mean:saliency", "mean:red", "mean:green", "mean:blue")
@@ -81,11 +81,7 @@ def allocator(seed: int, kind: type[texvlm.Allocator] = texvlm.Allocator) -> tex
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = kind("mlp", TERMS, (), (), hidden=64, cell=CELL)
-    rows = []
-    for board in data(False, 64).boards[:32]:
-        texture = texvlm.build_channels(board.image[None], channels=made.channels)
-        rows.append(cell_features(texture, all_cells(texture, CELL), made.terms, CELL, CELL)[0])
-    return made.fit_normalisation(torch.cat(rows))
+    return made.fit_normalisation(torch.cat([features_of(made, board.image, CELL) for board in data(False, 64).boards[:32]]))
 
 
 def setting(row: str, k: int) -> Setting:
@@ -147,8 +143,12 @@ class Result:
     right: Tensor
     seconds: float
     kept: float
-    losses: list[float]
     scores: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def share(self) -> float:
+        """Of the answers, those that are right."""
+        return float(self.right.float().mean())
 
 
 def scores_of(reading: Reading, image: Tensor) -> Tensor:
@@ -156,11 +156,7 @@ def scores_of(reading: Reading, image: Tensor) -> Tensor:
     learner = reading.learner
     assert isinstance(learner, texvlm.Allocator)
     with torch.no_grad():
-        learner.eval()
-        texture = texvlm.build_channels(image[None], channels=learner.channels)
-        return learner(cell_features(texture, all_cells(texture, CELL), learner.terms, CELL, CELL))[0].reshape(
-            -1, image.shape[-1] // CELL
-        )
+        return learner.eval()(features_of(learner, image, CELL)[None])[0].reshape(-1, image.shape[-1] // CELL)
 
 
 def work(job: Job) -> Result:
@@ -171,21 +167,20 @@ def work(job: Job) -> Result:
     reading = started(torch.load(job.start, weights_only=True), setting(job.row, job.k), job.seed)
     picture = test.boards[0].image
     before = scores_of(reading, picture) if reading.learner is not None else None
-    training = Training(reading, learn, Schedule(job.steps, rate=5e-4, selector_rate=1e-2, seed=job.seed))
-    training.run()
+    Training(reading, learn, Schedule(job.steps, rate=5e-4, selector_rate=1e-2, seed=job.seed)).run()
     right, seconds = reading.measure(test, job.count)
     looks = reading.setting.mode == "prune_pre" and not reading.setting.shrinks
     kept = reading.kept(test, min(job.count, 160)) if looks else float("nan")
     scores = None if before is None else (before, scores_of(reading, picture))
-    return Result(job, right, seconds, kept, training.losses, scores)
+    return Result(job, right, seconds, kept, scores)
 
 
 def begin(seed: int, steps: int, boards: int, path: str) -> list[float]:
     """The reader that all rows of a seed begin with."""
     torch.set_num_threads(1)
-    losses: list[float] = []
-    torch.save(warm(seed, data(False, boards), steps, lambda _, loss: losses.append(loss)), path)
-    return losses
+    training = warm(seed, data(False, boards), steps)
+    torch.save(training.reading.model.state_dict(), path)
+    return training.losses
 
 
 def options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -205,7 +200,8 @@ def options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     quick = "--quick" in rest
     for name, full, short in (("seeds", 3, 1), ("steps", 120, 20), ("warm", 400, 60), ("boards", 1000, 100), ("count", 800, 80)):
         setattr(args, name, getattr(args, name) or (short if quick else full))
-    args.budgets = [int(n) for n in (args.budgets or ("16" if quick else "16,8,32")).split(",")]
+    usual = BUDGETS[:1] if quick else BUDGETS
+    args.budgets = [int(n) for n in args.budgets.split(",")] if args.budgets else list(usual)
     known = ("random", "learned", "oracle") if quick else ROWS
     args.rows = [row.strip() for row in args.rows.split(";")] if args.rows else list(known)
     if strangers := set(args.rows) - set(ROWS):
@@ -264,23 +260,24 @@ def main(argv: list[str] | None = None) -> int:
     found: dict[tuple[str, int], list[Result]] = {}
     for done in trained(args):
         found.setdefault((done.job.row, done.job.k), []).append(done)
-        job, share = done.job, 100 * float(done.right.float().mean())
-        print(f"  seed {job.seed}, {job.row}, k = {shown(job.row, job.k)}: {share:.1f} %, kept {done.kept:.3f}", flush=True)
+        job = done.job
+        print(
+            f"  seed {job.seed}, {job.row}, k = {shown(job.row, job.k)}: {100 * done.share:.1f} %, kept {done.kept:.3f}",
+            flush=True,
+        )
     for of in found.values():
         of.sort(key=lambda r: r.job.seed)
-    accuracy = {key: sum(float(r.right.float().mean()) for r in of) / len(of) for key, of in found.items()}
+    accuracy = {key: sum(r.share for r in of) / len(of) for key, of in found.items()}
     print(f"\n  {'':26}{'k':>4}{'right %':>10}{'(seeds)':>22}{'asked card kept':>18}{'ms a question':>16}")
     for row in args.rows:
         for k in args.budgets:
             if (row, k) in found:
                 of = found[row, k]
-                each = " ".join(f"{100 * float(r.right.float().mean()):.1f}" for r in of)
+                each = " ".join(f"{100 * r.share:.1f}" for r in of)
                 seconds = sorted(r.seconds for r in of)[len(of) // 2]
                 kept = sum(r.kept for r in of) / len(of)
                 print(f"  {row:26}{shown(row, k):4}{100 * accuracy[row, k]:10.1f}{each:>22}{kept:18.3f}{1e3 * seconds:16.2f}")
-                bench.figure(
-                    f"{row}, {k}", {"right": [float(r.right.float().mean()) for r in of], "kept": kept, "seconds": seconds}
-                )
+                bench.figure(f"{row}, {k}", {"right": [r.share for r in of], "kept": kept, "seconds": seconds})
     first = args.budgets[0]
     of = {row: accuracy[row, k] for row, k in accuracy if k == first}
     if {"learned", "oracle"} <= of.keys():
