@@ -1,8 +1,9 @@
 """Pictures of coloured cards with digits, for a small vision-language model, and the words it speaks.
 
-A picture holds eight cards, each of another colour and with a digit of its own, among forty decoys that are cards too: with digits from the same
-drawers, in colours that no question names. So variance and edges tell a card from the noise around it, and no card from a decoy; that takes the
-question, or having learned which colours are asked for: those of one half of the circle of hues. (Saliency prefers that half somewhat.)
+A picture holds eight cards, each of another colour and with a digit of its own, among forty decoys that are cards too: with digits from
+the same drawers, in colours that no question names. So variance and edges tell a card from the noise around it, and no card from a decoy;
+that takes the question, or having learned which colours are asked for: those of one half of the circle of hues. (Saliency prefers that
+half somewhat.)
 """
 
 from __future__ import annotations
