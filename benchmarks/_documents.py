@@ -84,7 +84,7 @@ class Document:
 
 
 @functools.cache
-def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
+def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     if not name:
         return ImageFont.load_default(size)  # type: ignore[return-value]
     import matplotlib
@@ -231,7 +231,7 @@ def _line_of_text(rng: np.random.Generator, words: int) -> str:
 def _block(rng: np.random.Generator, size: int, split: str, limit: int) -> tuple[Image.Image, list[np.ndarray], list[str]]:
     """A label, receipt, sign or caption as an RGBA patch, the outlines of its lines and what they say."""
     fonts = FONTS[split]
-    font = _font(fonts[rng.integers(len(fonts))], size)
+    font = load_font(fonts[rng.integers(len(fonts))], size)
     kind = ("label", "receipt", "sign", "caption")[rng.integers(4)]
     rows = {
         "label": rng.integers(1, 6),

@@ -1,7 +1,7 @@
 """A Qwen3-VL of half a million weights that learns to read cards, with whatever chooses what it sees.
 
-Questions come in chains: all eight colours in an order of chance, each followed by its digit, so that one picture teaches eight answers;
-asked it is about one. A selector that takes a query is taught with one question a picture, since what is kept depends on it.
+Questions come in chains: all eight colours in an order of chance, each followed by what its card says, so that one picture teaches eight
+answers; asked it is about one. A selector that takes a query is taught with one question a picture, since what is kept depends on it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks._cards import CELL, NAMES, Cards, Words
+from benchmarks._cards import CELL, NAMES, Cards, Token, Words
 from texvlm.qwen import QwenVLAdapter, tiny_model
 from texvlm.qwen.batch import IGNORED, PreparedBatch
+from texvlm.qwen.selectors import Choice
 from texvlm.qwen.tiny import END, IMAGE, START
 
 BATCH, DENSE_BATCH = 32, 8
@@ -42,11 +43,13 @@ class Given:
     """A selector that keeps what it has been told to, picture by picture."""
 
     def __init__(self) -> None:
-        self.next: deque[Tensor] = deque()
+        self.next: deque[list[Token]] = deque()
 
-    def __call__(self, image: Tensor, grid: tuple[int, int], k: int) -> Tensor:
-        """The groups that were given for this picture."""
-        return self.next.popleft()[:k]
+    def __call__(self, image: Tensor, grid: tuple[int, int], k: int) -> Choice:
+        """The tokens that were given for this picture; of several that begin in the same group, the first."""
+        known = dict(reversed(self.next.popleft()))
+        cells = torch.tensor(list(reversed(known)))[:k]
+        return Choice(cells, torch.tensor([known[cell] for cell in cells.tolist()]))
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,12 @@ class Setting:
 
     Attributes:
         selector: what an adapter takes, made for a seed.
-        k: groups; None: all.
+        k: tokens; None: all groups.
         mode, thumbnail, embedding, gate, strength: of the adapter.
         shrinks: whether pictures are shrunk to k groups instead.
         asks: whether the selector takes the question.
+        coarse: whether a `Given` selector is given the token that shows a card whole, or all groups that it lies in; None: either, by
+            chance.
     """
 
     selector: Callable[[int], Any] = lambda seed: "random"
@@ -70,6 +75,7 @@ class Setting:
     strength: str = "random"
     shrinks: bool = False
     asks: bool = False
+    coarse: bool | None = False
 
     @property
     def dense(self) -> bool:
@@ -121,7 +127,7 @@ class Reading:
             rows.append([START, IMAGE, END, *(i for pair in said for i in pair)])
             labels.append([IGNORED] * 3 + [i for _, digit in asked for i in (IGNORED, *self.words.answer(digit))])
             if isinstance(self.selector, Given):
-                self.selector.next.append(torch.tensor(list(dict.fromkeys(example["wanted"] + example["others"]))))
+                self.selector.next.append(example.get("given") or everything(example, bool(self.setting.coarse)))
         images = [self.shrunk(example["image"]) if self.setting.shrinks else example["image"] for example in examples]
         inputs = {"input_ids": torch.tensor(rows), "labels": torch.tensor(labels)}
         query = [example["question"] for example in examples] if self.setting.asks else None
@@ -137,25 +143,49 @@ class Reading:
         return F.interpolate(image[None].float(), size, mode="bicubic", antialias=True)[0].clamp(0, 255).round().byte()
 
     @torch.no_grad()
-    def measure(self, data: Cards, count: int) -> tuple[Tensor, float]:
-        """Which of the first `count` questions are answered right, bool [count], and seconds for each, choosing included."""
-        self.model.eval()
-        size, right = DENSE_BATCH if self.setting.dense else BATCH, []
-        start = time.perf_counter()
-        for first in range(0, count, size):
-            batch = self.prepared([data[i] for i in range(first, min(count, first + size))], 1, training=False)
-            said = self.model(**batch).logits[:, -2].argmax(-1)
-            right.append(said == batch["labels"][:, -1])
-        return torch.cat(right), (time.perf_counter() - start) / count
+    def measure(self, data: Cards, count: int) -> tuple[Tensor, float, float]:
+        """Of the first `count` questions: which are answered right, bool [count]; how much of the cards is kept; and seconds for each.
 
-    @torch.no_grad()
-    def kept(self, data: Cards, count: int) -> float:
-        """Of the cards asked for, the share whose group with most of it is kept."""
-        found = 0
-        for i in range(count):
-            batch = self.prepared([data[i]], 1, training=False)
-            found += int(data[i]["wanted"][0] in batch["texvlm_cells"][:, 2].tolist())
-        return found / count
+        Kept is the part of the token that would show the card whole (of its groups) that kept tokens of its level or finer ones show.
+        Choosing is part of the time.
+        """
+        self.model.eval()
+        size, right, kept, seconds = DENSE_BATCH if self.setting.dense else BATCH, [], 0.0, 0.0
+        for first in range(0, count, size):
+            examples = [data[i] for i in range(first, min(count, first + size))]
+            start = time.perf_counter()
+            batch = self.prepared(examples, 1, training=False)
+            said = self.model(**batch).logits[:, -2].argmax(-1)
+            seconds += time.perf_counter() - start
+            right.append(said == batch["labels"][:, -1])
+            kept += sum(
+                shown(example, batch["texvlm_cells"][batch["texvlm_cells"][:, 0] == i]) for i, example in enumerate(examples)
+            )
+        return torch.cat(right), float("nan") if self.setting.shrinks else kept / count, seconds / count
+
+
+def given(example: dict[str, Any], coarse: bool, there: Sequence[bool] = (True,) * len(NAMES)) -> tuple[list[Token], list[Token]]:
+    """Tokens of the cards that are there, that which is asked for first, and those of decoys."""
+    found = example["tokens" if coarse else "cells"]
+    named = [token for tokens, is_there in zip(found, there) if is_there for token in tokens]
+    return named, [token for tokens in found[len(NAMES) :] for token in tokens]
+
+
+def everything(example: dict[str, Any], coarse: bool) -> list[Token]:
+    """Both."""
+    named, decoys = given(example, coarse)
+    return named + decoys
+
+
+def shown(example: dict[str, Any], kept: Tensor) -> float:
+    """How much of the asked card kept tokens [n, 4] show, see `Reading.measure`."""
+    ((cell, level),) = example["tokens"][0]
+    across, side = example["image"].shape[-1] // CELL, 1 << level
+    found = 0
+    for other, fine in kept[:, 2:].tolist():
+        rows, columns = other // across - cell // across, other % across - cell % across
+        found += 0 <= fine <= level and 0 <= rows < side and 0 <= columns < side and 4**fine
+    return found / side**2
 
 
 @dataclass
@@ -167,7 +197,7 @@ class Schedule:
         rate: of learning; rises for 20 steps and falls to 0.
         selector_rate: that of the selector.
         seed: of the order of pictures and questions.
-        hidden: the largest share of cards that a `Given` selector leaves out of a picture, for decoys and noise, in the second half of the
+        hidden: the largest share of cards that a `Given` selector leaves out of a picture, for noise and decoys, in the second half of the
             steps: so that a reader which can read learns when it cannot know.
     """
 
@@ -183,11 +213,11 @@ class Training:
 
     Args:
         reading: what learns.
-        data: to learn from.
+        data: to learn from, one part after another: each has as many steps.
         schedule: see there.
     """
 
-    def __init__(self, reading: Reading, data: Cards, schedule: Schedule) -> None:
+    def __init__(self, reading: Reading, data: Sequence[Cards], schedule: Schedule) -> None:
         self.reading, self.data, self.schedule, self.step = reading, data, schedule, 0
         self.generator = torch.Generator().manual_seed(schedule.seed)
         self.losses: list[float] = []
@@ -202,21 +232,30 @@ class Training:
         )
 
     def examples(self) -> list[dict[str, Any]]:
-        """Those of the next step; the card that `wanted` is of is asked for first."""
+        """Those of the next step, each with a question of chance first."""
         size = DENSE_BATCH if self.reading.setting.dense else BATCH
+        data = self.data[self.step * len(self.data) // self.schedule.steps]
         found = []
-        for i in torch.randint(len(self.data), (size,), generator=self.generator).tolist():
-            example = dict(self.data[i])
+        for i in torch.randint(len(data), (size,), generator=self.generator).tolist():
+            example = dict(data[i])
             order = torch.randperm(len(NAMES) - 1, generator=self.generator).tolist()
             example["cards"] = [example["cards"][0], *(example["cards"][1:][j] for j in order)]
-            if self.schedule.hidden and self.step > self.schedule.steps // 2:  # once it can read
-                share = self.schedule.hidden * float(torch.rand((), generator=self.generator))
-                there = torch.rand(len(example["cells"]), generator=self.generator) >= share
-                cards = [cell for cell, is_there in zip(example["cells"], there.tolist()) if is_there]
-                noise = torch.randint(256, (8,), generator=self.generator).tolist()
-                example["wanted"], example["others"] = cards, noise + example["decoys"]
+            if isinstance(self.reading.selector, Given):
+                example["given"] = self._given(example)
             found.append(example)
         return found
+
+    def _given(self, example: dict[str, Any]) -> list[Token]:
+        """What a `Given` selector keeps of a picture."""
+        coarse = self.reading.setting.coarse
+        if coarse is None:
+            coarse = bool(torch.rand((), generator=self.generator) < 0.5)
+        if not self.schedule.hidden or self.step <= self.schedule.steps // 2:
+            return everything(example, coarse)
+        share = self.schedule.hidden * float(torch.rand((), generator=self.generator))  # once it can read
+        named, decoys = given(example, coarse, (torch.rand(len(NAMES), generator=self.generator) >= share).tolist())
+        noise = torch.randint((example["image"].shape[-1] // CELL) ** 2, (8,), generator=self.generator).tolist()
+        return [*named, *((cell, 0) for cell in noise), *decoys]
 
     def run(self, until: int | None = None) -> None:
         """Steps until that one, or the last."""
@@ -259,9 +298,9 @@ class Training:
         self.step, self.losses = state["step"], state["losses"]
 
 
-def warm(seed: int, data: Cards, steps: int) -> Training:
-    """Of the reader that all rows begin with: it has seen most of the cards sharply, among decoys and noise."""
-    reading = Reading(reader(seed), Setting(lambda _: Given(), 16), seed)
+def warm(seed: int, data: Sequence[Cards], steps: int) -> Training:
+    """Of the reader that all rows begin with: it has seen most of the cards sharply or as one token, among decoys and noise."""
+    reading = Reading(reader(seed), Setting(lambda _: Given(), 16, coarse=None), seed)
     training = Training(reading, data, Schedule(steps, seed=seed, hidden=1.0))
     training.run()
     return training

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 
 import texvlm
-from benchmarks._documents import _font
+from benchmarks._documents import load_font
 from benchmarks._harness import US, Bench, peak_memory
 from benchmarks._photographs import photographs
 from texvlm import reference
@@ -44,7 +44,7 @@ def faint_print(seed: int) -> torch.Tensor:
     draw = ImageDraw.Draw(image)
     for i in range(12):
         x, y = (int(v) for v in torch.randint(0, SIDE - 200, (2,), generator=g))
-        draw.text((x, y), f"item {i} serial {seed}{i}", fill=135, font=_font("DejaVuSans.ttf", 11))
+        draw.text((x, y), f"item {i} serial {seed}{i}", fill=135, font=load_font("DejaVuSans.ttf", 11))
     plane = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(SIDE, SIDE).float() / 255
     rough = F.interpolate(torch.rand(1, 1, 64, 64, generator=g), (SIDE, SIDE), mode="bicubic")[0, 0]
     patches = F.interpolate((torch.rand(1, 1, 8, 8, generator=g) < 0.3).float(), (SIDE, SIDE))[0, 0]

@@ -1,8 +1,9 @@
 """Does choosing where to look help a vision-language model that is trained with the choice, from nothing?
 
-A Qwen3-VL of half a million weights answers which digit is on the card of a colour, in pictures full of cards of other colours
-(`_cards.py`), at 8, 16 and 32 tokens of 256. A reader is trained once a seed; each row goes on from there with its own, for as many steps.
-`--model FOLDER --data LINES.jsonl` instead trains a selector through a checkpoint of one's own (see `texvlm.qwen.finetune`).
+A Qwen3-VL of half a million weights answers what the card of a colour says, in pictures full of cards of other colours (`_cards.py`), at 8,
+16 and 32 tokens of 256, with cards of three sizes, and at 32 of 1024. A reader is trained once a seed; each row goes on from there with its
+own, for as many steps. `--model FOLDER --data LINES.jsonl` instead trains a selector through a checkpoint of one's own (see
+`texvlm.qwen.finetune`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import argparse
 import functools
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,20 @@ from torch import Tensor
 
 import texvlm
 from benchmarks import _cards
-from benchmarks._cards import CELL, HUES, NAMES, OTHER_HUES, Cards
+from benchmarks._cards import CELL, HUES, NAMES, OTHER_HUES, SIGNS, Cards, Kind
 from benchmarks._harness import Bench
 from benchmarks._tiny_reader import Given, Reading, Schedule, Setting, Training, started, warm
 from texvlm.qwen.selectors import features_of
 
-CHANCE = 0.1
-TERMS = ("rms:edge", "entropy", "mean:saliency", "mean:red", "mean:green", "mean:blue")
-BUDGETS = (16, 8, 32)
-MAIN = ("downscale", "random", "salience", "query", "learned", "oracle")
-"""Rows of all budgets; the others have the first."""
+CHANCE = 1 / len(SIGNS)
+TERMS = ("rms:edge", "entropy", "mean:red", "mean:green", "mean:blue")
+BUDGET, BUDGETS = 16, (16, 8, 32)
+LEVELS = 3
+
+ALIGNED, CARDS = Kind(), Kind(jitter=4)
+SIZES, LARGE = Kind(levels=LEVELS), Kind(512, jitter=4)
+CURRICULUM = (ALIGNED, ALIGNED, CARDS, SIZES, CARDS, SIZES, CARDS, SIZES)
+"""What the reader that all begin with learns on, one after another."""
 
 
 class Colours:
@@ -65,61 +70,135 @@ class Blind(texvlm.Allocator):
         return super().forward(torch.randn_like(features), query)
 
 
+class Shelf:
+    """The pictures, drawn once and kept in a folder, for all processes.
+
+    Args:
+        folder: where.
+        boards: pictures of a kind to learn from; a quarter as many of the large.
+        count: questions to measure by.
+    """
+
+    def __init__(self, folder: Path, boards: int, count: int) -> None:
+        self.folder, self.boards, self.count = folder, boards, count
+
+    def fill(self, kind: Kind, test: bool) -> None:
+        """Draws them, where they are not there."""
+        path = self._path(kind, test)
+        if not path.exists():
+            learned = max(1, self.boards * 256**2 // kind.side**2)
+            torch.save(Cards(-(-self.count // len(NAMES)) if test else learned, test, kind), path)
+
+    def __call__(self, kind: Kind, test: bool = False) -> Cards:
+        """Those of a kind."""
+        return _read(self._path(kind, test))
+
+    def _path(self, kind: Kind, test: bool) -> Path:
+        return self.folder / f"{kind.side}-{kind.levels}-{kind.jitter}-{kind.shuffled}-{test}.pt"
+
+
 @functools.cache
-def data(test: bool, boards: int, shuffled: bool = False) -> Cards:
-    return Cards(boards, test, shuffled=shuffled)
+def _read(path: Path) -> Cards:
+    found: Cards = torch.load(path, weights_only=False, mmap=True)
+    return found
 
 
 @functools.cache
 def embedding() -> texvlm.Embedding:
-    pictures = torch.stack([board.image for board in data(False, 64).boards[:16]])
+    pictures = torch.stack([_cards.draw(i, kind=CARDS).image for i in range(16)])
     return texvlm.Embedding.fit(Colours(), pictures.float() / 255)
 
 
-def allocator(seed: int, kind: type[texvlm.Allocator] = texvlm.Allocator) -> texvlm.Allocator:
-    """One that knows nothing but the mean and the deviation of what it reads."""
+@functools.cache
+def normalised(kind: Kind, levels: int) -> dict[str, Tensor]:
+    """What an allocator knows at the beginning: the mean and the deviation of what it reads."""
+    allocator = texvlm.Allocator("mlp", TERMS if levels == 1 else (*TERMS, "level"), (), (), hidden=64, cell=CELL, levels=levels)
+    features = torch.cat([features_of(allocator, _cards.draw(i, kind=kind).image, CELL) for i in range(16)])
+    fitted = allocator.fit_normalisation(features)
+    return {"mean": fitted.mean, "deviation": fitted.deviation}
+
+
+def allocator(seed: int, kind: Kind = CARDS, levels: int = 1, of: type[texvlm.Allocator] = texvlm.Allocator) -> texvlm.Allocator:
+    """One that knows no more, with weights of chance."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = kind("mlp", TERMS, (), (), hidden=64, cell=CELL)
-    return made.fit_normalisation(torch.cat([features_of(made, board.image, CELL) for board in data(False, 64).boards[:32]]))
+        terms = TERMS if levels == 1 else (*TERMS, "level")
+        made = of("mlp", terms, (), (), hidden=64, cell=CELL, levels=levels)
+    made.load_state_dict(normalised(kind, levels), strict=False)
+    return made
 
 
-def setting(row: str, k: int) -> Setting:
-    """How the reader of that row gets its pictures."""
-    name, _, variant = row.partition(", ")
-    options: dict[str, Any] = {"k": k}
-    if variant == "thumbnail":
-        options["thumbnail"] = "segment"
-    elif variant == "after the tower":
-        options["mode"] = "prune_post"
-    if name == "dense":
-        return Setting(k=None)
-    if name == "downscale":
-        return Setting(k=k, shrinks=True)
-    if name == "query":
-        return Setting(lambda seed: "query", embedding=embedding(), asks=True, **options)
-    made = {
-        "random": lambda seed: "random",
-        "salience": lambda seed: "salience",
-        "learned": allocator,
-        "noise": lambda seed: allocator(seed, Blind),
-        "oracle": lambda seed: Given(),
-        "shuffled": lambda seed: Given(),
-    }
-    return Setting(made[name], **options)
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        setting: how its reader gets pictures, but for k.
+        kind: what they are like.
+        budgets: at which it is measured.
+    """
+
+    setting: Callable[[], Setting]
+    kind: Kind = CARDS
+    budgets: tuple[int, ...] = (BUDGET,)
 
 
-ROWS = (
-    "dense",
-    *MAIN,
-    "noise",
-    "shuffled",
-    "random, thumbnail",
-    "learned, thumbnail",
-    "oracle, thumbnail",
-    "learned, after the tower",
-    "oracle, after the tower",
-)
+def _with(selector: Callable[[int], Any], **options: Any) -> Callable[[], Setting]:
+    return lambda: Setting(selector, **options)
+
+
+def _learned(kind: Kind = CARDS, levels: int = 1, **options: Any) -> Callable[[], Setting]:
+    return _with(lambda seed: allocator(seed, kind, levels), **options)
+
+
+def _oracle(**options: Any) -> Callable[[], Setting]:
+    return _with(lambda seed: Given(), **options)
+
+
+def _named(path: str, **options: Any) -> Callable[[], Setting]:
+    return _with(lambda seed: path, **options)
+
+
+def _query(**options: Any) -> Callable[[], Setting]:
+    return lambda: Setting(lambda seed: "query", embedding=embedding(), asks=True, **options)
+
+
+def _shrunk() -> Setting:
+    return Setting(shrinks=True)
+
+
+THUMBNAIL, AFTER = {"thumbnail": "segment"}, {"mode": "prune_post"}
+LARGE_BUDGET = (32,)
+
+ROWS = {
+    "dense": Row(lambda: Setting(k=None)),
+    "downscale": Row(_shrunk, budgets=(*BUDGETS, 64, 128)),
+    "random": Row(_named("random"), budgets=BUDGETS),
+    "salience": Row(_named("salience"), budgets=BUDGETS),
+    "query": Row(_query(), budgets=BUDGETS),
+    "learned": Row(_learned(), budgets=BUDGETS),
+    "oracle": Row(_oracle(), budgets=BUDGETS),
+    "learned from noise": Row(_with(lambda seed: allocator(seed, of=Blind))),
+    "oracle, ink scattered": Row(_oracle(), replace(CARDS, shuffled=True)),
+    "random, thumbnail": Row(_named("random", **THUMBNAIL)),
+    "salience, thumbnail": Row(_named("salience", **THUMBNAIL)),
+    "query, thumbnail": Row(_query(**THUMBNAIL)),
+    "learned, thumbnail": Row(_learned(**THUMBNAIL)),
+    "oracle, thumbnail": Row(_oracle(**THUMBNAIL)),
+    "learned, after the tower": Row(_learned(**AFTER)),
+    "oracle, after the tower": Row(_oracle(**AFTER)),
+    "three sizes: downscale": Row(_shrunk, SIZES),
+    "three sizes: learned": Row(_learned(SIZES), SIZES),
+    "three sizes: learned multiscale": Row(_learned(SIZES, LEVELS), SIZES, (16, 8)),
+    "three sizes: oracle": Row(_oracle(), SIZES),
+    "three sizes: oracle, levels": Row(_oracle(coarse=True), SIZES, (16, 8)),
+    "1024 groups: downscale": Row(_shrunk, LARGE, LARGE_BUDGET),
+    "1024 groups: random": Row(_named("random"), LARGE, LARGE_BUDGET),
+    "1024 groups: salience": Row(_named("salience"), LARGE, LARGE_BUDGET),
+    "1024 groups: learned": Row(_learned(LARGE), LARGE, LARGE_BUDGET),
+    "1024 groups: oracle": Row(_oracle(), LARGE, LARGE_BUDGET),
+}
+QUICK = ("random", "learned", "oracle", "three sizes: learned multiscale")
 
 
 @dataclass(frozen=True)
@@ -130,18 +209,33 @@ class Job:
     k: int
     seed: int
     steps: int
-    boards: int
-    count: int
-    start: str
+    shelf: Shelf
+    start: Path
+
+    @property
+    def setting(self) -> Setting:
+        """How its reader gets its pictures."""
+        setting = ROWS[self.row].setting()
+        return setting if setting.k is None else replace(setting, k=self.k)
+
+    @property
+    def tokens(self) -> int:
+        """Of a picture."""
+        return ROWS[self.row].kind.groups ** 2 if self.setting.k is None else self.k
 
 
 @dataclass
 class Result:
-    """What came of it: right answers to the held-out questions, seconds for each, cards kept, and scores of groups before and after."""
+    """What came of it.
+
+    Attributes:
+        right: answers to the held-out questions, bool.
+        kept: how much of the cards that are asked for.
+        scores: of the groups of a held-out picture before and after, where a selector learns.
+    """
 
     job: Job
     right: Tensor
-    seconds: float
     kept: float
     scores: tuple[Tensor, Tensor] | None = None
 
@@ -151,10 +245,11 @@ class Result:
         return float(self.right.float().mean())
 
 
-def scores_of(reading: Reading, image: Tensor) -> Tensor:
+def scores_of(reading: Reading, image: Tensor) -> Tensor | None:
     """Of all groups of a picture, by a selector that learns."""
     learner = reading.learner
-    assert isinstance(learner, texvlm.Allocator)
+    if not isinstance(learner, texvlm.Allocator) or learner.levels > 1:
+        return None
     with torch.no_grad():
         return learner.eval()(features_of(learner, image, CELL)[None])[0].reshape(-1, image.shape[-1] // CELL)
 
@@ -163,22 +258,29 @@ def work(job: Job) -> Result:
     """Trains and measures a row; in a process of its own, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
-    learn, test = data(False, job.boards, job.row == "shuffled"), data(True, job.count // len(NAMES), job.row == "shuffled")
-    reading = started(torch.load(job.start, weights_only=True), setting(job.row, job.k), job.seed)
+    kind = ROWS[job.row].kind
+    learn, test = job.shelf(kind), job.shelf(kind, test=True)
+    reading = started(torch.load(job.start, weights_only=True), job.setting, job.seed)
     picture = test.boards[0].image
-    before = scores_of(reading, picture) if reading.learner is not None else None
-    Training(reading, learn, Schedule(job.steps, rate=5e-4, selector_rate=1e-2, seed=job.seed)).run()
-    right, seconds = reading.measure(test, job.count)
-    looks = reading.setting.mode == "prune_pre" and not reading.setting.shrinks
-    kept = reading.kept(test, min(job.count, 160)) if looks else float("nan")
-    scores = None if before is None else (before, scores_of(reading, picture))
-    return Result(job, right, seconds, kept, scores)
+    before = scores_of(reading, picture)
+    Training(reading, [learn], Schedule(job.steps, rate=5e-4, selector_rate=1e-2, seed=job.seed)).run()
+    right, kept, _ = reading.measure(test, job.shelf.count)
+    after = scores_of(reading, picture)
+    return Result(job, right, kept, None if before is None or after is None else (before, after))
 
 
-def begin(seed: int, steps: int, boards: int, path: str) -> list[float]:
+def seconds(job: Job) -> float:
+    """For each question, choosing included: the best of three; with nothing beside it, on one thread."""
+    torch.set_num_threads(1)
+    reading = started(torch.load(job.start, weights_only=True), job.setting, job.seed)
+    test, count = job.shelf(ROWS[job.row].kind, test=True), min(job.shelf.count, 64)
+    return min(reading.measure(test, count)[2] for _ in range(3))
+
+
+def begin(seed: int, steps: int, shelf: Shelf, path: Path) -> list[float]:
     """The reader that all rows of a seed begin with."""
     torch.set_num_threads(1)
-    training = warm(seed, data(False, boards), steps)
+    training = warm(seed, [shelf(kind) for kind in CURRICULUM], steps)
     torch.save(training.reading.model.state_dict(), path)
     return training.losses
 
@@ -187,66 +289,180 @@ def options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Those of this file, and the rest for the harness."""
     parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
     parser.add_argument("--seeds", type=int, help="how many (3; with --quick 1)")
-    parser.add_argument("--steps", type=int, help="of each row (120; with --quick 20)")
-    parser.add_argument("--warm", type=int, help="steps of the reader before (400; with --quick 60)")
-    parser.add_argument("--boards", type=int, help="pictures to learn from, each with eight questions (1000; with --quick 100)")
-    parser.add_argument("--count", type=int, help="questions to measure by (800; with --quick 80)")
+    parser.add_argument("--steps", type=int, help="of each row (100; with --quick 15)")
+    parser.add_argument("--warm", type=int, help="steps of the reader before (480; with --quick 48)")
+    parser.add_argument(
+        "--boards", type=int, help="pictures of a kind to learn from, each with eight questions (800; with --quick 60)"
+    )
+    parser.add_argument("--count", type=int, help="questions to measure by (400; with --quick 80)")
     parser.add_argument("--rows", help=f"separated by ';' (all: {'; '.join(ROWS)})")
-    parser.add_argument("--k", dest="budgets", help="budgets, separated by ',' (16,8,32; with --quick 16)")
+    parser.add_argument("--k", dest="budgets", help="only these budgets, separated by ','")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread (2)")
     if "-h" in (argv or sys.argv) or "--help" in (argv or sys.argv):
         parser.print_help()
     args, rest = parser.parse_known_args(argv)
     quick = "--quick" in rest
-    for name, full, short in (("seeds", 3, 1), ("steps", 120, 20), ("warm", 400, 60), ("boards", 1000, 100), ("count", 800, 80)):
+    for name, full, short in (("seeds", 3, 1), ("steps", 100, 15), ("warm", 480, 48), ("boards", 800, 60), ("count", 400, 80)):
         setattr(args, name, getattr(args, name) or (short if quick else full))
-    usual = BUDGETS[:1] if quick else BUDGETS
-    args.budgets = [int(n) for n in args.budgets.split(",")] if args.budgets else list(usual)
-    known = ("random", "learned", "oracle") if quick else ROWS
-    args.rows = [row.strip() for row in args.rows.split(";")] if args.rows else list(known)
+    usual = (BUDGET,) if quick else None
+    args.budgets = tuple(int(n) for n in args.budgets.split(",")) if args.budgets else usual
+    args.rows = [row.strip() for row in args.rows.split(";")] if args.rows else list(QUICK if quick else ROWS)
     if strangers := set(args.rows) - set(ROWS):
         raise SystemExit(f"no such rows: {'; '.join(strangers)} (there are: {'; '.join(ROWS)})")
     return args, rest
 
 
-def trained(args: argparse.Namespace) -> Iterator[Result]:
+def jobs_of(args: argparse.Namespace, folder: Path) -> list[Job]:
+    """All trainings, the longest first."""
+    shelf = Shelf(folder, args.boards, args.count)
+    found = [
+        Job(row, k, seed, args.steps, shelf, folder / f"{seed}.pt")
+        for row in args.rows
+        for k in ROWS[row].budgets
+        if args.budgets is None or k in args.budgets
+        for seed in range(args.seeds)
+    ]
+    return sorted(found, key=lambda job: -job.tokens * (4 if job.setting.dense else 1))
+
+
+def trained(args: argparse.Namespace, jobs: list[Job]) -> Iterator[Result]:
     """Results as they come."""
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(args.workers) as pool:
-        starts = {seed: str(Path(folder) / f"{seed}.pt") for seed in range(args.seeds)}
-        for future in [pool.submit(begin, seed, args.warm, args.boards, path) for seed, path in starts.items()]:
+    shelf = jobs[0].shelf
+    kinds = {ROWS[job.row].kind for job in jobs}
+    with ProcessPoolExecutor(args.workers) as pool:
+        drawing = [pool.submit(shelf.fill, kind, test) for kind in {*kinds, *CURRICULUM} for test in (False, True)]
+        for drawn in drawing:
+            drawn.result()
+        starts = {job.seed: job.start for job in jobs}
+        for future in [pool.submit(begin, seed, args.warm, shelf, path) for seed, path in starts.items()]:
             losses = future.result()
             print(f"  a reader: loss {losses[0]:.2f} to {sum(losses[-10:]) / len(losses[-10:]):.2f}", flush=True)
-        jobs = [
-            Job(row, k, seed, args.steps, args.boards, args.count, starts[seed])
-            for row in args.rows
-            for seed in range(args.seeds)
-            for k in (args.budgets if row in MAIN else args.budgets[:1])
-        ]
-        for future in as_completed([pool.submit(work, job) for job in jobs]):
-            yield future.result()
+        for number, future in enumerate(as_completed([pool.submit(work, job) for job in jobs]), 1):
+            done = future.result()
+            job = done.job
+            print(
+                f"  {number} of {len(jobs)}: {job.row}, {job.tokens} tokens, seed {job.seed}: {100 * done.share:.1f} %, "
+                f"kept {done.kept:.3f}",
+                flush=True,
+            )
+            yield done
 
 
-def interval(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """95 % of the mean difference of paired answers, by a bootstrap over questions."""
-    difference = torch.cat([a.float() - b.float() for a, b in pairs])
+def interval(values: list[Tensor]) -> tuple[float, float]:
+    """95 % of the mean, by a bootstrap over questions (and with them seeds)."""
+    every = torch.cat([value.float() for value in values])
     g = torch.Generator().manual_seed(0)
-    means = difference[torch.randint(len(difference), (2000, len(difference)), generator=g)].mean(1)
+    means = every[torch.randint(len(every), (2000, len(every)), generator=g)].mean(1)
     return float(means.quantile(0.025)), float(means.quantile(0.975))
 
 
-def shown(row: str, k: int) -> int:
-    """The tokens of a picture."""
-    return (_cards.SIDE // CELL) ** 2 if row == "dense" else k
+@dataclass
+class Line:
+    """A row at a budget, over the seeds."""
+
+    row: str
+    k: int
+    results: list[Result]
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        """Of right answers."""
+        return sum(r.share for r in self.results) / len(self.results)
+
+    @property
+    def kept(self) -> float:
+        """How much of the cards that are asked for."""
+        return sum(r.kept for r in self.results) / len(self.results)
+
+    @property
+    def tokens(self) -> int:
+        """Of a picture."""
+        return self.results[0].job.tokens
+
+    def above(self, other: Line) -> tuple[float, float]:
+        """95 % of the difference, paired question by question and seed by seed."""
+        return interval([a.right.float() - b.right.float() for a, b in zip(self.results, other.results)])
 
 
-def draw(path: Path, image: Tensor, scores: tuple[Tensor, Tensor]) -> None:
-    """A held-out picture, and what the learned selector scored its groups before and after, each from its least to its most."""
-    from PIL import Image
+def table(lines: list[Line], bench: Bench) -> None:
+    """Prints all lines and hands the figures over."""
+    print(f"\n  {'':34}{'tokens':>6}{'right %':>9}{'95 %':>15}{'(seeds)':>20}{'kept':>7}{'ms a question':>15}")
+    for line in lines:
+        low, high = interval([r.right for r in line.results])
+        each = " ".join(f"{100 * r.share:.1f}" for r in line.results)
+        print(
+            f"  {line.row:34}{line.tokens:6}{100 * line.share:9.1f}{f'{100 * low:.1f} to {100 * high:.1f}':>15}{each:>20}"
+            f"{line.kept:7.3f}{1e3 * line.seconds:15.2f}"
+        )
+        right = [r.share for r in line.results]
+        figures = {"tokens": line.tokens, "right": right, "low": low, "high": high, "kept": line.kept, "seconds": line.seconds}
+        bench.figure(f"{line.row}, {line.k}", figures)
 
-    maps = [((s - s.min()) / (s.max() - s.min())).kron(torch.ones(CELL, CELL)).expand(3, -1, -1) for s in scores]
-    sheet = torch.cat([image.float() / 255, *maps], 2).permute(1, 2, 0)
-    Image.fromarray((sheet * 255).round().byte().numpy()).save(path, quality=88)
-    print(f"  the picture is at {path}: cards, scores at the beginning, scores at the end")
+
+def judge(lines: list[Line], bench: Bench) -> None:
+    """What it must show, of what was run."""
+    found = {(line.row, line.k): line for line in lines}
+    share = {key: 100 * line.share for key, line in found.items()}
+
+    def gate(what: str, rows: tuple[str, ...], figure: Callable[..., float], **bound: float) -> None:
+        keys = [(row, BUDGET) for row in rows]
+        if all(key in share for key in keys):
+            bench.gate(what, figure(*(share[key] for key in keys)), **bound)
+
+    gate("learned over the oracle", ("learned", "oracle"), lambda a, b: a / b, at_least=0.9)
+    for row in ("downscale", "salience", "random"):
+        gate(f"points of learned above {row}", ("learned", row), lambda a, b: a - b, at_least=20)
+    gate("points between noise and random", ("learned from noise", "random"), lambda a, b: abs(a - b), at_most=3)
+    gate("points between scattered ink and chance", ("oracle, ink scattered",), lambda a: abs(a - 100 * CHANCE), at_most=3)
+    sizes = "three sizes: learned"
+    gate("three sizes: points of multiscale above one level", (f"{sizes} multiscale", sizes), lambda a, b: a - b, at_least=5)
+    mine = found.get(("learned", BUDGET))
+    # At equal time: of the shrunk pictures that take as long, or longer, the quickest (of all the one with the most tokens, if none does).
+    shrunk = sorted((line for line in lines if line.row == "downscale"), key=lambda line: line.k)
+    if mine is not None and shrunk:
+        peer = next((line for line in shrunk if line.seconds >= mine.seconds), shrunk[-1])
+        low, high = mine.above(peer)
+        print(
+            f"\n  learned, {1e3 * mine.seconds:.2f} ms a question, above {peer.k} tokens of a shrunk picture, {1e3 * peer.seconds:.2f} ms: "
+            f"{100 * low:.1f} to {100 * high:.1f} points (95 %)"
+        )
+        bench.gate("points of learned above downscale at equal time, lower end of 95 %", 100 * low, at_least=0.0)
+
+
+def draw(path: Path, lines: list[Line], picture: Tensor) -> None:
+    """Right answers against time, and where a learned selector looks before and after."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, *right) = plt.subplots(1, 4, figsize=(16, 4.2), width_ratios=(1.9, 1, 1, 1), layout="constrained")
+    names = list(
+        dict.fromkeys(
+            line.row for line in lines if ROWS[line.row].kind == CARDS and "," not in line.row and "noise" not in line.row
+        )
+    )
+    for number, name in enumerate(names):
+        mine = sorted((line for line in lines if line.row == name), key=lambda line: line.seconds)
+        at, share = [1e3 * line.seconds for line in mine], [100 * line.share for line in mine]
+        reach = torch.tensor([interval([r.right for r in line.results]) for line in mine]).T * 100
+        errors = (reach - torch.tensor(share)).abs().numpy()
+        left.errorbar(at, share, errors, fmt="o-", color=f"C{number}", capsize=2, lw=1, ms=4, label=name)
+        for line, x, y in zip(mine, at, share):
+            left.annotate(str(line.tokens), (x, y), xytext=(3, 4), textcoords="offset points", fontsize=7)
+    left.axhline(100 * CHANCE, color="0.7", lw=1, ls=":")
+    left.set(xscale="log", xlabel="ms a question, choosing included (one thread)", ylabel="right answers (%)", ylim=(0, 102))
+    left.legend(fontsize=8, frameon=False)
+    left.set_title("held-out digits and fonts; numbers are tokens", fontsize=10)
+    scores = next((r.scores for line in lines if line.row == "learned" for r in line.results if r.scores is not None), None)
+    for axis, shown, title in zip(
+        right, (picture.permute(1, 2, 0), *(scores or ())), ("a held-out picture", "scores at the beginning", "scores at the end")
+    ):
+        axis.imshow(shown.numpy())
+        axis.set_title(title, fontsize=10)
+    for axis in right:
+        axis.axis("off")
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+    print(f"  the picture is at {path}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -257,47 +473,24 @@ def main(argv: list[str] | None = None) -> int:
         return finetune(argv)
     args, rest = options(argv)
     bench = Bench(__doc__, rest)
-    found: dict[tuple[str, int], list[Result]] = {}
-    for done in trained(args):
-        found.setdefault((done.job.row, done.job.k), []).append(done)
-        job = done.job
-        print(
-            f"  seed {job.seed}, {job.row}, k = {shown(job.row, job.k)}: {100 * done.share:.1f} %, kept {done.kept:.3f}",
-            flush=True,
-        )
-    for of in found.values():
-        of.sort(key=lambda r: r.job.seed)
-    accuracy = {key: sum(r.share for r in of) / len(of) for key, of in found.items()}
-    print(f"\n  {'':26}{'k':>4}{'right %':>10}{'(seeds)':>22}{'asked card kept':>18}{'ms a question':>16}")
-    for row in args.rows:
-        for k in args.budgets:
-            if (row, k) in found:
-                of = found[row, k]
-                each = " ".join(f"{100 * r.share:.1f}" for r in of)
-                seconds = sorted(r.seconds for r in of)[len(of) // 2]
-                kept = sum(r.kept for r in of) / len(of)
-                print(f"  {row:26}{shown(row, k):4}{100 * accuracy[row, k]:10.1f}{each:>22}{kept:18.3f}{1e3 * seconds:16.2f}")
-                bench.figure(f"{row}, {k}", {"right": [r.share for r in of], "kept": kept, "seconds": seconds})
-    first = args.budgets[0]
-    of = {row: accuracy[row, k] for row, k in accuracy if k == first}
-    if {"learned", "oracle"} <= of.keys():
-        bench.gate("learned over the oracle", of["learned"] / of["oracle"], at_least=0.9)
-    for row in ("downscale", "salience", "random"):
-        if {"learned", row} <= of.keys():
-            bench.gate(f"points of learned above {row}", 100 * (of["learned"] - of[row]), at_least=20)
-    if {"noise", "random"} <= of.keys():
-        bench.gate("points between noise and random", abs(100 * (of["noise"] - of["random"])), at_most=3)
-    if "shuffled" in of:
-        bench.gate("points between shuffled pixels and chance", abs(100 * (of["shuffled"] - CHANCE)), at_most=3)
-    if {"learned", "downscale"} <= of.keys():
-        best = max((k for row, k in accuracy if row == "downscale"), key=lambda k: accuracy["downscale", k])  # slower ones too
-        low, high = interval([(a.right, b.right) for a, b in zip(found["learned", first], found["downscale", best])])
-        print(f"\nlearned at {first} above the best of downscale, at {best}: {100 * low:.1f} to {100 * high:.1f} points (95 %)")
-        bench.gate("points of learned above the best of downscale, lower end of 95 %", 100 * low, at_least=0.0)
-    for of_row in found.get(("learned", first), [])[:1]:
-        if bench.args.json and of_row.scores is not None:
-            draw(Path(bench.args.json).with_suffix(".jpg"), data(True, args.count // len(NAMES)).boards[0].image, of_row.scores)
-    return bench.finish("; ".join(f"{row} {100 * share:.0f} %" for row, share in of.items()) + f" at {first} of 256 tokens")
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = jobs_of(args, Path(folder))
+        found: dict[tuple[str, int], list[Result]] = {}
+        for done in trained(args, jobs):
+            found.setdefault((done.job.row, done.job.k), []).append(done)
+        lines = []
+        with ProcessPoolExecutor(1) as pool:
+            for row in args.rows:
+                for k in ROWS[row].budgets:
+                    if of := sorted(found.get((row, k), []), key=lambda r: r.job.seed):
+                        lines.append(Line(row, k, of, pool.submit(seconds, of[0].job).result()))
+        picture = jobs[0].shelf(CARDS, test=True).boards[0].image
+    table(lines, bench)
+    judge(lines, bench)
+    if bench.args.json:
+        draw(Path(bench.args.json).with_suffix(".png"), lines, picture)
+    of = "; ".join(f"{line.row} {100 * line.share:.0f} %" for line in lines if line.k == BUDGET and ROWS[line.row].kind == CARDS)
+    return bench.finish(f"{of} at {BUDGET} of 256 tokens")
 
 
 if __name__ == "__main__":

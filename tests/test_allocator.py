@@ -9,6 +9,8 @@ import torch
 
 import texvlm
 from texvlm.allocator import HALF_RESOLUTION
+from texvlm.features import all_cells, node_features
+from texvlm.quadtree import node_places, tree_shapes, values_of_scores
 
 EMBEDDING = [f"mean:embedding_{i}" for i in range(16)]
 SMALL = {"information": ["entropy", "rms:edge"], "perspective": ["mean:eccentricity", "lod"], "participation": EMBEDDING}
@@ -133,6 +135,42 @@ def test_select_reads_its_terms_and_its_query() -> None:
     )
     staged = texvlm.CascadeConfig(scorer=allocator, schedule=3)
     assert texvlm.select(texture, 5, path=staged, query=query).count.tolist() == [5, 5]
+
+
+def test_nodes_of_several_levels(tmp_path: Path) -> None:
+    allocator = learned(information=["entropy", "rms:edge", "level"], participation=[], levels=3)
+    picture = torch.rand(2, 3, 72, 100)
+    texture = texvlm.build_channels(picture, channels=allocator.channels)
+    nodes = node_features(texture, allocator.terms, 16, 3, 16)
+    shapes = tree_shapes(5, 7, 3)
+    assert nodes.shape == (2, sum(h * w for h, w in shapes), 4)
+    level1 = texvlm.cell_features(texture, all_cells(texture, 32), allocator.terms, 32, 16)
+    assert torch.equal(nodes[:, 35:47, :3], level1) and nodes[:, 35:47, 3].unique() == 1
+    allocator.fit_normalisation(nodes)
+    scores = allocator(nodes)
+    other = nodes.clone()
+    other[..., 3] = 0
+    assert not torch.equal(allocator(other), scores)  # the level counts
+    allocator.save_pretrained(tmp_path)
+    assert torch.equal(texvlm.Allocator.from_pretrained(tmp_path)(nodes), scores)
+
+    selection = texvlm.select(picture, 6, 16, "multiscale", scorer=allocator)
+    again = texvlm.select(texture, 6, 16, "multiscale", scorer=allocator)
+    assert torch.equal(selection.indices, again.indices) and selection.lod.max() > 0
+    for b in range(2):  # what is kept is the cut of its scores
+        taken = texvlm.quadtree_cut(values_of_scores(scores[b : b + 1], (5, 7), 3), 6).taken
+        cells, level = node_places(torch.cat([t.flatten() for t in taken]).nonzero()[:, 0], (5, 7), 3)
+        assert set(zip(cells.tolist(), level.tolist())) == set(
+            zip(selection.indices[b].tolist(), selection.lod[b].long().tolist())
+        )
+    with pytest.raises(ValueError, match="nodes of several levels"):
+        texvlm.select(picture, 6, 16, "learned", scorer=allocator)
+    with pytest.raises(ValueError, match="nodes of several levels"):
+        texvlm.select(picture, 6, 16, "multiscale", scorer=learned(participation=[]))
+    with pytest.raises(ValueError, match="and the level"):
+        allocator(nodes[..., :3])
+    with pytest.raises(ValueError, match="levels is 1"):
+        texvlm.Allocator(information=["entropy", "level"], perspective=[], participation=[])
 
 
 def test_select_without_a_query() -> None:

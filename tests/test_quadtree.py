@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import texvlm
-from texvlm.quadtree import tree_shapes
+from texvlm.quadtree import log_soft_cut, node_numbers, node_places, tree_shapes, values_of_scores
 
 
 def values_of(seed: int, rows: int, columns: int, levels: int, growth: float = 4.0) -> list[torch.Tensor]:
@@ -127,3 +127,100 @@ def test_halves_and_bad_levels() -> None:
         texvlm.quadtree_cut([values[0], values[1], values[1]], 4)
     with pytest.raises(ValueError, match="k must be at least 0"):
         texvlm.quadtree_cut(values, -1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 13), st.integers(1, 13), st.integers(1, 5))
+def test_nodes_are_numbered_level_by_level(rows: int, columns: int, levels: int) -> None:
+    expected = [
+        ((y << level) * columns + (x << level), level)
+        for level, (h, w) in enumerate(tree_shapes(rows, columns, levels))
+        for y in range(h)
+        for x in range(w)
+    ]
+    nodes = torch.arange(len(expected))
+    cells, level = node_places(nodes, (rows, columns), levels)
+    assert list(zip(cells.tolist(), level.tolist())) == expected
+    assert torch.equal(node_numbers(cells, level, (rows, columns), levels), nodes)
+
+
+def test_scores_are_cut_as_they_are_whatever_is_added_to_them() -> None:
+    shapes, g = tree_shapes(6, 9, 3), torch.Generator().manual_seed(0)
+    scores = torch.randn(2, sum(h * w for h, w in shapes), generator=g, dtype=torch.float64)
+    found = [texvlm.quadtree_cut(values_of_scores(scores + add, (6, 9), 3), 7).taken for add in (0.0, 100.0, -100.0)]
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other))
+    # At one level these are the k best, and what is not finite is worth least.
+    one = torch.randn(1, 54, generator=g)
+    one[0, 3], one[0, 4] = torch.nan, -torch.inf
+    (taken,) = texvlm.quadtree_cut(values_of_scores(one, (6, 9), 1), 52).taken
+    assert not taken.flatten()[3:5].any()
+    (taken,) = texvlm.quadtree_cut(values_of_scores(one, (6, 9), 1), 7).taken
+    assert set(taken.flatten().nonzero()[:, 0].tolist()) == set(one.nan_to_num(-torch.inf).topk(7)[1][0].tolist())
+
+
+def soft_by_all_sets(scores: torch.Tensor, k: int, rows: int, columns: int, levels: int) -> torch.Tensor:
+    """How likely each node is, by listing all sets of disjoint nodes."""
+    cells = [cells_of(node, rows, columns, levels) for node in range(scores.shape[1])]
+    sets = [
+        s
+        for n in range(rows * columns + 1)
+        for s in itertools.combinations(range(len(cells)), n)
+        if disjoint([cells[i] for i in s])
+    ]
+    sizes = torch.tensor([len(s) for s in sets], dtype=torch.float64)
+    total = torch.stack([scores[0, list(s)].sum() for s in sets])
+    low, high = -50.0, 50.0
+    for _ in range(100):
+        price = (low + high) / 2
+        weight = (total - price * sizes).softmax(0)
+        low, high = (price, high) if float((weight * sizes).sum()) > k else (low, price)
+    return torch.stack([weight[[i for i, s in enumerate(sets) if node in s]].sum() for node in range(len(cells))])
+
+
+def cells_of(node: int, rows: int, columns: int, levels: int) -> set[int]:
+    cell, level = (int(t) for t in node_places(torch.tensor(node), (rows, columns), levels))
+    y, x = divmod(cell, columns)
+    return {r * columns + c for r in range(y, min(rows, y + 2**level)) for c in range(x, min(columns, x + 2**level))}
+
+
+def disjoint(sets: list[set[int]]) -> bool:
+    return sum(map(len, sets)) == len(set().union(*sets))
+
+
+@pytest.mark.parametrize(("rows", "columns", "levels", "k"), [(2, 3, 2, 2), (3, 3, 3, 4), (1, 5, 3, 1), (2, 4, 1, 3)])
+def test_soft_cuts_are_the_mean_over_all_sets(rows: int, columns: int, levels: int, k: int) -> None:
+    g = torch.Generator().manual_seed(rows)
+    n = sum(h * w for h, w in tree_shapes(rows, columns, levels))
+    scores = 2 * torch.randn(1, n, generator=g, dtype=torch.float64)
+    soft = log_soft_cut(scores, k, (rows, columns), levels).exp()
+    torch.testing.assert_close(soft[0], soft_by_all_sets(scores, k, rows, columns, levels), atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(log_soft_cut(5 * scores, k, (rows, columns), levels, 5.0).exp(), soft)
+    scores.requires_grad_()
+    assert torch.autograd.gradcheck(lambda s: log_soft_cut(s, k, (rows, columns), levels), (scores,))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 20), st.integers(1, 20), st.integers(1, 4), st.floats(0.05, 20), st.booleans())
+def test_soft_cuts_take_as_many_as_asked_for(seed: int, rows: int, columns: int, levels: int, spread: float, holes: bool) -> None:
+    g = torch.Generator().manual_seed(seed)
+    n = sum(h * w for h, w in tree_shapes(rows, columns, levels))
+    scores = spread * torch.randn(2, n, generator=g)
+    if holes:
+        scores[0, ::5] = -torch.inf
+    there = int(scores[0, : rows * columns].isfinite().sum())
+    if there < 2:
+        return
+    k = 1 + int(torch.randint(there - 1, (), generator=g))
+    soft = log_soft_cut(scores, k, (rows, columns), levels).exp()
+    assert float((soft.sum(1) / k - 1).abs().max()) < 1e-2
+    if holes:
+        assert not soft[0, ::5].any()
+
+
+def test_cold_soft_cuts_are_the_cut() -> None:
+    scores = torch.randn(1, 64 + 16 + 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    cut = texvlm.quadtree_cut(values_of_scores(scores, (8, 8), 3), 9)
+    soft = log_soft_cut(scores, 9, (8, 8), 3, 0.003).exp()[0] > 0.5
+    hard = torch.cat([t.flatten() for t in cut.taken])
+    assert int((soft != hard).sum()) <= 2  # but for the last that fills the budget

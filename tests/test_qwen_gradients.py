@@ -12,9 +12,11 @@ from qwen_recipe import ATTENTIVE, FAMILIES, ONE_EACH, places, unchanged
 from torch import Tensor, nn
 
 import texvlm
-from texvlm.features import all_cells, cell_features
+from texvlm.features import all_cells, cell_features, node_features
+from texvlm.quadtree import log_soft_cut, node_numbers, tree_shapes
 from texvlm.qwen import QwenVLAdapter, tiny_batch, tiny_model
 from texvlm.qwen.pictures import unpack_rows
+from texvlm.qwen.selectors import Kept, Selecting
 
 pytestmark = pytest.mark.filterwarnings("ignore:bias acts")
 KEPT = places(7, 12)
@@ -197,6 +199,69 @@ def test_an_allocator_learns_through_gates(family: str, mode: str, gate: str) ->
     log = texvlm.soft_topk(scores, 5, 2.0, "gumbel").log()[kept]
     expected = torch.autograd.grad((log.double() * fixed.weights.grad[kept]).sum(), list(selector.parameters()))
     torch.testing.assert_close(gradient_of(selector), torch.cat([e.flatten().double() for e in expected]), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("gate", ["blend", "bias"])
+def test_an_allocator_of_several_levels_learns_through_gates(gate: str) -> None:
+    """The gates of its tokens are 1 and have the gradient of the logarithm of being kept among all nodes; it deploys what `select` does."""
+    model = double_model("qwen3_vl")
+    torch.manual_seed(3)
+    selector = texvlm.Allocator("mlp", ("mean:red", "rms:edge", "level"), (), (), hidden=4, normalisation="none", levels=3).eval()
+    adapter = QwenVLAdapter(model, selector, k=5, gate=gate)
+    inputs = tiny_batch(model, [(32, 48)], labels=True, text=4)
+    batch = adapter.prepare(inputs)
+    cells, levels = batch["texvlm_cells"][:, 2:].unbind(1)
+    assert len(cells) == 5 and int(levels.max()) > 0
+    picture = unpack_rows(inputs["pixel_values"], (8, 12), adapter.sizes, adapter.family)[None]
+    chosen = texvlm.select(picture, 5, 8, "multiscale", scorer=selector)
+    assert set(zip(cells.tolist(), levels.tolist())) == set(zip(chosen.indices[0].tolist(), chosen.lod[0].long().tolist()))
+    with torch.no_grad():
+        plain = model(**{k: v for k, v in batch.items() if not k.startswith("texvlm_")}).loss
+    out = adapter(batch).loss
+    assert float(out.detach()) == pytest.approx(float(plain), abs=1e-6)
+    out.backward()
+
+    texture = texvlm.build_channels(picture, channels=selector.channels)
+    nodes = node_features(texture, selector.terms, 8, 3, 16)
+    kept = node_numbers(cells, levels, (4, 6), 3)
+    gates = torch.ones(5, dtype=torch.float64, requires_grad=True)
+    adapter.preparation.selecting.gates = lambda frames: [(gates, None)]  # type: ignore[method-assign]
+    adapter(batch).loss.backward()
+    slopes = gates.grad
+    assert slopes is not None
+    log = log_soft_cut(selector(nodes), 5, (4, 6), 3)[0, kept]
+    expected = torch.autograd.grad((log.double() * slopes).sum(), list(selector.parameters()))
+    assert slopes.abs().max() > 1e-5
+    torch.testing.assert_close(gradient_of(selector), torch.cat([e.flatten().double() for e in expected]), atol=1e-6, rtol=1e-2)
+
+
+def test_gates_of_several_frames_are_those_of_each() -> None:
+    """Frames that are alike are scored together, those with groups that are none, or of other sizes, apart; the order stays."""
+    torch.manual_seed(0)
+    for levels, grid, other in ((1, (3, 4), (2, 4)), (2, (3, 4), (2, 4))):
+        terms = ("entropy", "rms:edge") if levels == 1 else ("entropy", "rms:edge", "level")
+        selecting = Selecting(texvlm.Allocator("mlp", terms, (), (), levels=levels), 16)
+        frames = []
+        for size, hole in ((grid, False), (other, False), (grid, True), (grid, False)):
+            nodes = sum(h * w for h, w in tree_shapes(*size, levels))
+            evidence = torch.randn(nodes, 2 + (levels > 1))
+            evidence[:, 2:] = (torch.arange(nodes) >= size[0] * size[1]).float()[:, None]
+            if hole:
+                evidence[1, 0] = torch.nan
+            frames.append(Kept(evidence, torch.tensor([0, 5, 3]), size))
+        for (gates, everything), frame in zip(selecting.gates(frames), frames):
+            alone, alone_everything = selecting.gates([frame])[0]
+            assert (everything is None) == (levels > 1)
+            for a, b in ((gates, alone), (everything, alone_everything)):
+                if a is not None:
+                    torch.testing.assert_close(a, b)
+            wanted, found = (
+                torch.autograd.grad(
+                    (g * torch.tensor([1.0, 2.0, -1.0])).sum(), selecting.selector.information.head[0].weight, retain_graph=True
+                )[0]
+                for g in (alone, gates)
+            )
+            torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["prune_pre", "bias"])

@@ -25,7 +25,7 @@ import texvlm
 from texvlm.qwen import finetune, tiny_model
 from texvlm.qwen.finetune import Collator, Lines, Part, Patches, build, lora_targets, main, measure
 from texvlm.qwen.prompts import TemplatePrompts, TinyPrompts
-from texvlm.qwen.selectors import Selecting
+from texvlm.qwen.selectors import Kept, Selecting
 from texvlm.soft_selection import log_soft_topk
 
 pytestmark = [
@@ -124,7 +124,7 @@ def test_gates_of_random_strength_learn_what_presence_is_worth() -> None:
         selecting = Selecting(selector.train(), CELL, strength=strength)
         found = 0.0
         for _ in range(draws):
-            gates = selecting.gates(evidence, cells)[0]
+            gates = selecting.gates([Kept(evidence, cells, (3, 3))])[0][0]
             assert bool(((gates >= 0) & (gates <= 1)).all())
             lost = -(worth * (1 - (1 - gates) ** 8)).sum()  # as good as sure of it long before it is all there
             found += float(torch.autograd.grad(lost, weight)[0]) / draws
@@ -134,7 +134,7 @@ def test_gates_of_random_strength_learn_what_presence_is_worth() -> None:
     whole = float(torch.autograd.grad(-(worth * logs).sum(), weight)[0])
     assert slope("full", 1) == pytest.approx(0, abs=1e-6)
     assert slope("random", 4000) == pytest.approx(whole, rel=0.1)
-    deployed = Selecting(selector.eval(), CELL, strength="random").gates(evidence, cells)[0]
+    deployed = Selecting(selector.eval(), CELL, strength="random").gates([Kept(evidence, cells, (3, 3))])[0][0]
     assert torch.equal(deployed, torch.ones(3))
     with pytest.raises(ValueError, match="strength must be one of full, random, got 'some'"):
         Selecting(selector, CELL, strength="some")

@@ -22,6 +22,9 @@ PARTICIPATION = tuple(f"mean:{name}" for name in EMBEDDING)
 LOD = "lod"
 """No term of `cell_features`: the level that an eye at the fixation would see a cell at, log2(1 + e / e0), made of mean:eccentricity."""
 
+LEVEL = "level"
+"""No term of `cell_features` either: the level of the node that is scored, where nodes of several levels are (`node_features`)."""
+
 HALF_RESOLUTION = 0.1
 """That e0: the eccentricity, in the channel's units (1 at the farthest corner), where the resolution has fallen to half."""
 
@@ -137,28 +140,34 @@ class TensionBalancer(nn.Module):
 
 
 class Allocator(Pretrained):
-    """Scores of cells, learned: information, perspective and participation, each with its scorer, and a balance between them.
+    """Scores of cells, or of the nodes of a quadtree over them, learned.
+
+    Information, perspective and participation have a scorer each, and there is a balance between them.
 
     It is a `scorer` for `select`: `texvlm.select(picture, 273, path="learned", scorer=allocator)` reads its terms, and with
-    participation takes `query=` too. `texvlm.training` trains it.
+    participation takes `query=` too. `texvlm.training` trains it. With several levels it goes with path="multiscale": nodes are scored,
+    and the disjoint k with the largest sum are kept.
 
     Args:
         form: of the three scorers, "linear" (a weight each) or "mlp" (one hidden layer).
         information, perspective, participation: the terms of `cell_features` that each reads; "lod" among those of perspective is made
-            of "mean:eccentricity". Without terms there is no such scorer, and without participation no query.
+            of "mean:eccentricity", and "level" is the node's, where there are several. Without terms there is no such scorer, and without
+            participation no query.
         query: dimensions of the query.
         hidden: width of the MLPs.
         cell: the side of the cells that it was trained for, in pixels.
         normalisation: "standard" (`fit_normalisation`) or "none".
         channels: those that the terms read, as saved configurations name them; only compared.
+        levels: of the quadtree: 1 scores cells.
 
     Attributes:
-        terms: what `forward` wants, in its order, as `cell_features` takes them.
+        terms: what `forward` wants, in its order, as `cell_features` takes them; with several levels as `node_features` does.
         channels: what a texture must hold for them.
         asks: whether a query is needed.
 
     Raises:
-        ValueError: unknown forms, terms or normalisations, "lod" without mean:eccentricity, no terms at all, other channels.
+        ValueError: unknown forms, terms or normalisations, "lod" without mean:eccentricity, "level" without levels, no terms at all, other
+            channels.
 
     Example:
         >>> import torch, texvlm
@@ -182,6 +191,7 @@ class Allocator(Pretrained):
         cell: int = 16,
         normalisation: str = "standard",
         channels: Sequence[str] | None = None,
+        levels: int = 1,
     ) -> None:
         super().__init__()
         for name, value, known in (("form", form, FORMS), ("normalisation", normalisation, ("standard", "none"))):
@@ -191,14 +201,18 @@ class Allocator(Pretrained):
         columns = list(dict.fromkeys(term for group in groups.values() for term in group))
         if not columns:
             raise ValueError("at least one of information, perspective and participation must have terms")
-        self.terms = tuple(term for term in columns if term != LOD)
+        if not 1 <= levels <= 8:
+            raise ValueError(f"levels must be from 1 to 8, got {levels}")
+        if LEVEL in columns and levels == 1:
+            raise ValueError(f"{LEVEL!r} is that of a node of a quadtree, and levels is 1")
+        self.terms = tuple(term for term in columns if term not in (LOD, LEVEL))
         if LOD in columns and "mean:eccentricity" not in self.terms:
             raise ValueError(f"{LOD!r} is made of 'mean:eccentricity', which must be among the terms too")
         read = set().union(*map(channels_of, self.terms))
         self.channels = tuple(channel.name for channel in CHANNELS if channel.name in read)
         if channels is not None and set(channels) != set(self.channels):
             raise ValueError(f"channels must be those that the terms read, {', '.join(self.channels)}, got {', '.join(channels)}")
-        self.asks, self.cell, self.normalised = bool(participation), cell, normalisation == "standard"
+        self.asks, self.cell, self.levels, self.normalised = bool(participation), cell, levels, normalisation == "standard"
         self.config = {
             "form": form,
             **groups,
@@ -207,9 +221,11 @@ class Allocator(Pretrained):
             "cell": cell,
             "normalisation": normalisation,
             "channels": list(self.channels),
+            **({"levels": levels} if levels > 1 else {}),
         }
         self._lod = self.terms.index("mean:eccentricity") if LOD in columns else None
-        order = [*self.terms, *([LOD] if LOD in columns else [])]
+        self._level = LEVEL in columns
+        order = [*self.terms, *(extra for extra in (LOD, LEVEL) if extra in columns)]
         self._columns = {name: [order.index(term) for term in group] for name, group in groups.items() if group}
         self.register_buffer("mean", torch.zeros(len(order)))
         self.register_buffer("deviation", torch.ones(len(order)))
@@ -222,7 +238,7 @@ class Allocator(Pretrained):
         """Takes mean and deviation of each term from features [..., terms]; rows that are not finite do not count. Returns itself."""
         if not self.normalised:
             raise ValueError("normalisation is 'none': there is nothing to fit")
-        rows = self._with_lod(features.detach().flatten(0, -2).double())
+        rows = self._inputs(features.detach().flatten(0, -2).double())
         rows = rows[rows.isfinite().all(-1)]
         if len(rows) < 2:
             raise ValueError(f"features must hold at least two finite rows, got {len(rows)}")
@@ -232,7 +248,10 @@ class Allocator(Pretrained):
         return self
 
     def forward(self, features: Tensor, query: Tensor | None = None) -> Tensor:
-        """Scores [B, n], float32, of features [B, n, terms] (and queries [B, D], [1, D] or [D]). Differentiable in both."""
+        """Scores [B, n], float32, of features [B, n, terms] (and queries [B, D], [1, D] or [D]). Differentiable in both.
+
+        With several levels, features are [B, n, terms + 1], and end with the level of each node.
+        """
         standard, scores = self._scores(features, query)
         return (self.balancer(standard)[:, None] * scores).sum(-1).float()
 
@@ -241,19 +260,24 @@ class Allocator(Pretrained):
         standard, scores = self._scores(features, query)
         return dict(zip(self._columns, zip(self.balancer(standard).unbind(-1), scores.unbind(-1))))
 
-    def _with_lod(self, features: Tensor) -> Tensor:
-        if features.shape[-1] != len(self.terms):
-            raise ValueError(f"features must be [B, n, {len(self.terms)}], one of each term, got {list(features.shape)}")
-        if self._lod is None:
-            return features
-        lod = (1 + features[..., self._lod].clamp(min=0) / HALF_RESOLUTION).log2()
-        return torch.cat([features, lod[..., None]], dim=-1)
+    def _inputs(self, features: Tensor) -> Tensor:
+        """The features of terms, then what is no term."""
+        known, wanted = len(self.terms), len(self.terms) + (self.levels > 1)
+        if features.shape[-1] != wanted:
+            of_each = "one of each term" if self.levels == 1 else "one of each term, and the level"
+            raise ValueError(f"features must be [B, n, {wanted}], {of_each}, got {list(features.shape)}")
+        columns = [features[..., :known]]
+        if self._lod is not None:
+            columns.append((1 + features[..., self._lod, None].clamp(min=0) / HALF_RESOLUTION).log2())
+        if self._level:
+            columns.append(features[..., known:])
+        return torch.cat(columns, dim=-1) if len(columns) > 1 else columns[0]
 
     def _scores(self, features: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor]:
         """All columns standardised, [B, n, F], and each scorer's scores, [B, n, scorers]."""
         if features.dim() != 3:
-            raise ValueError(f"features must be [B, n, {len(self.terms)}], got {list(features.shape)}")
-        columns = self._with_lod(features.to(self.mean.dtype))
+            raise ValueError(f"features must be [B, n, {len(self.terms) + (self.levels > 1)}], got {list(features.shape)}")
+        columns = self._inputs(features.to(self.mean.dtype))
         standard = (columns - self.mean) / self.deviation
         scores = []
         if self.information is not None:
@@ -272,4 +296,4 @@ class Allocator(Pretrained):
 
     def extra_repr(self) -> str:
         """What it reads."""
-        return f"form={self.config['form']}, terms={len(self.terms)}, cell={self.cell}, asks={self.asks}"
+        return f"form={self.config['form']}, terms={len(self.terms)}, cell={self.cell}, asks={self.asks}, levels={self.levels}"

@@ -46,6 +46,18 @@ def term_channels(texture: Texture, terms: Sequence[str], width: int) -> tuple[l
     return [what for what, _ in parsed], channels, lights
 
 
+def node_features(
+    texture: Texture, terms: Sequence[str], cell: int, levels: int, samples: int | None = None, query: Tensor | None = None
+) -> Tensor:
+    """`cell_features` of all nodes of a quadtree over the cells, level by level, the cells first: [B, n, terms + 1], the level last."""
+    parts = []
+    for level in range(levels):
+        side = cell << level
+        found = cell_features(texture, all_cells(texture, side), terms, side, min(samples or side, side), query)
+        parts.append(torch.cat([found, torch.full_like(found[..., :1], level)], dim=-1))
+    return torch.cat(parts, dim=1)
+
+
 def all_cells(texture: Texture, cell: int) -> Tensor:
     """The index of every cell of the grid, int64 [B, n]."""
     count = -(-texture.height // cell) * -(-texture.width // cell)

@@ -70,6 +70,9 @@ def channels_of(term: str) -> set[str]:
     return set(COLOURS) if what in LIGHTS else {channel}
 
 
+NODE_SAMPLES = 16
+"""How many places along the side of a node a scorer of mixed levels reads."""
+
 Scorer = Callable[..., Tensor]
 """A scorer of one's own: features [B, n, terms] -> scores [B, n]. With an attribute `terms` it says what it reads, and with an
 attribute `asks` that is true it is called with the query too: features, query [B, D] (`Allocator`)."""
@@ -125,11 +128,26 @@ class CascadeConfig:
             object.__setattr__(self, "terms", dict.fromkeys(own, 1.0))
         for term in self.terms:
             channels_of(term)
+        if isinstance(self.scorer, str) or not hasattr(self.scorer, "terms"):
+            return
+        if (self.scale == "mixed") != self.scores_nodes:
+            levels = getattr(self.scorer, "levels", 1)
+            raise ValueError(
+                f"scorer must score nodes of several levels where scale is 'mixed' (path 'multiscale'), and cells where it is 'one' "
+                f"(path 'learned'), got one of {levels} level{'s' * (levels > 1)} for scale={self.scale!r}"
+            )
+        if self.scores_nodes:
+            object.__setattr__(self, "levels", self.scorer.levels)  # type: ignore[union-attr]
 
     @property
     def asks(self) -> bool:
         """Whether the scorer is called with the query."""
         return bool(getattr(self.scorer, "asks", False))
+
+    @property
+    def scores_nodes(self) -> bool:
+        """Whether the scorer knows levels (`Allocator(levels=3)`)."""
+        return hasattr(self.scorer, "terms") and getattr(self.scorer, "levels", 1) > 1
 
     @classmethod
     def preset(cls, path: str) -> CascadeConfig:
@@ -152,7 +170,7 @@ class CascadeConfig:
     @property
     def allocates(self) -> bool:
         """Whether tokens have a worth (`node_values`), rather than cells a sum of terms."""
-        return self.scale == "mixed" or self.value_net is not None
+        return (self.scale == "mixed" and not self.scores_nodes) or self.value_net is not None
 
     def weighed(self, weights: Mapping[str, float] | None) -> CascadeConfig:
         """With these weights over its own: of terms, of channels by name ("text": their mean), of "contiguity"."""

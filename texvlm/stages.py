@@ -11,7 +11,7 @@ from torch import Tensor
 
 from texvlm._ext import acc_dtype, ops
 from texvlm.allocation import colours, node_values
-from texvlm.features import all_cells, cell_features
+from texvlm.features import all_cells, cell_features, node_features
 from texvlm.footprint import sample_grad
 from texvlm.fovea import line_axes
 from texvlm.learned import shared_net
@@ -21,13 +21,14 @@ from texvlm.paths import (
     CLUSTERS,
     LINE_ASPECT,
     LINE_SHARE,
+    NODE_SAMPLES,
     SCHEDULES,
     SCORERS,
     STAGE_CELLS,
     CascadeConfig,
 )
 from texvlm.prediction import predict_cells
-from texvlm.quadtree import quadtree_cut, tree_shapes
+from texvlm.quadtree import node_places, quadtree_cut, values_of_scores
 from texvlm.reading import text_values
 from texvlm.selection import Selection
 from texvlm.texture import Texture
@@ -105,6 +106,11 @@ class Run:
 
     def values(self, levels: int) -> list[Tensor]:
         """What tokens are worth, [B, rows_l, columns_l] of each level."""
+        if self.config.scores_nodes:
+            scorer = self.config.scorer
+            nodes = node_features(self.texture, list(self.config.terms), self.cell, levels, NODE_SAMPLES, self.query)
+            scores = scorer(nodes, self.query) if self.config.asks else scorer(nodes)  # type: ignore[operator,misc]
+            return values_of_scores(scores, self.grid, levels)
         return node_values(self.texture, self.cell, levels, self.config.gains, self.query, self.value_net)
 
     def reading(self) -> Tensor:
@@ -269,19 +275,9 @@ class Run:
         """The best tokens of mixed levels."""
         values = self.values(self.config.levels)
         taken = quadtree_cut(values, self.k).taken
-        shapes = tree_shapes(*self.grid, len(values))
         scores = torch.cat([torch.where(t, v, -torch.inf).flatten(1) for t, v in zip(taken, values)], dim=1)
         best_values, node = ops.select_topk(scores, min(self.k, self.total))
-        level = torch.zeros_like(node)
-        first = 0
-        cells = torch.zeros_like(node)
-        for lod, (rows, columns) in enumerate(shapes):
-            inside = (node >= first) & (node < first + rows * columns)
-            y = (node - first).div(columns, rounding_mode="floor")
-            x = (node - first) - y * columns
-            cells = torch.where(inside, (y * self.grid[1] + x) << lod, cells)
-            level = torch.where(inside, lod, level)
-            first += rows * columns
+        cells, level = node_places(node, self.grid, len(values))
         return self.selection(cells, best_values, None, None, None, lod=level)
 
     def selection(

@@ -30,18 +30,15 @@ from torch.utils.data import Dataset, Subset
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from texvlm.allocator import PERSPECTIVE, Allocator
-from texvlm.channels import build_channels
+from texvlm.allocator import LEVEL, PERSPECTIVE, Allocator
 from texvlm.cli.image import read_picture
-from texvlm.features import all_cells, cell_features
-from texvlm.paths import channels_of
 from texvlm.qwen import QwenVLAdapter, tiny_model
 from texvlm.qwen.adapter import GATES
 from texvlm.qwen.batch import IGNORED, PreparedBatch
 from texvlm.qwen.families import sizes_of
 from texvlm.qwen.preparation import Preparation
 from texvlm.qwen.prompts import Prompts, TinyPrompts, load
-from texvlm.qwen.selectors import STRENGTHS
+from texvlm.qwen.selectors import STRENGTHS, features_of
 
 SELECTOR, CHOOSER = "selector", "chooser"
 """Folders of a checkpoint: the selector as it has learned so far, and the copy that chooses in this round."""
@@ -237,14 +234,11 @@ def build(model: Any, selector: Allocator, k: int | str, rank: int, **options: A
     return wrapped, adapter
 
 
-def new_selector(data: Dataset[Example], cell: int, pictures: int = 32) -> Allocator:
+def new_selector(data: Dataset[Example], cell: int, pictures: int = 32, levels: int = 1) -> Allocator:
     """An allocator that knows nothing but the mean and the deviation of its terms."""
-    selector = Allocator("mlp", INFORMATION, PERSPECTIVE, participation=(), cell=cell)
-    names = sorted({channel for term in selector.terms for channel in channels_of(term)})
-    rows = []
-    for i in range(min(pictures, len(data))):  # type: ignore[arg-type]
-        texture = build_channels(data[i]["image"][None], channels=names)
-        rows.append(cell_features(texture, all_cells(texture, cell), selector.terms, cell, 16)[0])
+    information = INFORMATION if levels == 1 else (*INFORMATION, LEVEL)
+    selector = Allocator("mlp", information, PERSPECTIVE, participation=(), cell=cell, levels=levels)
+    rows = [features_of(selector, data[i]["image"], cell) for i in range(min(pictures, len(data)))]  # type: ignore[arg-type]
     return selector.fit_normalisation(torch.cat(rows))
 
 
@@ -263,7 +257,8 @@ def measure(model: Any, collator: Collator, examples: Sequence[Example], batch: 
         losses += [float(out.loss)] * len(part)
         right += hit.all(1).tolist()
         cells = prepared["texvlm_cells"]
-        kept += [e["cell"] in cells[cells[:, 0] == i, 2].tolist() for i, e in enumerate(part) if "cell" in e]
+        sharp = cells[cells[:, 3] == 0]
+        kept += [e["cell"] in sharp[sharp[:, 0] == i, 2].tolist() for i, e in enumerate(part) if "cell" in e]
     model.train(was)
     figures = {"loss": sum(losses) / len(losses), "right": sum(right) / len(right)}
     return figures | ({"kept": sum(kept) / len(kept)} if kept else {})
@@ -404,6 +399,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for checkpoints, LoRA and the selector")
     parser.add_argument("--resume", action="store_true", help="from the last checkpoint in --out, if there is one")
     parser.add_argument("--selector", metavar="FOLDER", help="a saved Allocator to begin with")
+    parser.add_argument(
+        "--levels", type=int, default=1, help="of tokens that a new selector chooses from (%(default)s: groups only)"
+    )
     parser.add_argument("--gate", choices=GATES, default="bias", help="how the selector's weights act (%(default)s)")
     parser.add_argument("--strength", choices=STRENGTHS, default="full", help="of those weights while it learns (%(default)s)")
     parser.add_argument("--checkpointing", action="store_true", help="activations are computed again, not kept")
@@ -435,7 +433,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             model, prompts, pixels = _untrained(args.tiny)
         cell = sizes_of(model).cell
         data: Dataset[Example] = Patches(100_000, cell) if args.data is None else Lines(args.data)
-        selector = new_selector(data, cell) if args.selector is None else Allocator.from_pretrained(args.selector)
+        selector = (
+            new_selector(data, cell, levels=args.levels) if args.selector is None else Allocator.from_pretrained(args.selector)
+        )
     except (OSError, ValueError) as error:
         parser.error(str(error).strip().splitlines()[0])
     count = len(data)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from texvlm.qwen.batch import PRIVATE
 from texvlm.qwen.families import Sizes
 from texvlm.qwen.pictures import MODALITIES, THUMBNAIL_LEVEL, Modality
 from texvlm.qwen.preparation import Preparation
+from texvlm.qwen.selectors import Kept
 
 SELECTOR = "texvlm_selector"
 """What a selector with weights is called among the model's submodules, while an adapter is attached."""
@@ -209,18 +211,25 @@ class Hooks:
         cells, grids = batch[f"{PRIVATE}cells"], batch[f"{PRIVATE}grids"]
         selecting = self.preparation.selecting
         device = next(selecting.selector.parameters()).device  # type: ignore[union-attr]
-        parts, numbers = [], (grids[:, 1] == modality.type_id).nonzero()[:, 0].tolist()
+        frames: list[Kept] = []
+        numbers = (grids[:, 1] == modality.type_id).nonzero()[:, 0].tolist()
         queries = batch.get(f"{PRIVATE}{modality.name}_query", [None] * len(seen))
-        for number, frames, query in zip(numbers, seen, queries):
-            mine = cells[cells[:, 0] == number].to(device)
-            there = mine[:, 3] != THUMBNAIL_LEVEL
-            parts.append(torch.ones(int((~there).sum()), device=device))
-            for frame, evidence in enumerate(frames):
-                kept = mine[there & (mine[:, 1] == frame), 2]
-                gates, everything = selecting.gates(evidence, kept, query)
+        for number, evidences, query in zip(numbers, seen, queries):
+            mine = cells[(cells[:, 0] == number) & (cells[:, 3] != THUMBNAIL_LEVEL)].to(device)
+            grid = (int(grids[number, 3]) // self.sizes.merge, int(grids[number, 4]) // self.sizes.merge)
+            for frame, evidence in enumerate(evidences):
+                kept, levels = mine[mine[:, 1] == frame, 2:].unbind(1)
+                frames.append(Kept(evidence, selecting.numbers(kept, levels, grid), grid, query))
+        parts, found = [], iter(zip(frames, selecting.gates(frames)))
+        for number, evidences in zip(numbers, seen):
+            thumbnail = (cells[:, 0] == number) & (cells[:, 3] == THUMBNAIL_LEVEL)
+            parts.append(torch.ones(int(thumbnail.sum()), device=device))
+            for frame, (gates, everything) in itertools.islice(found, len(evidences)):
                 if not self.preparation.cuts:
-                    total = int(grids[number, 3:].prod()) // self.sizes.unit
-                    gates = gates.new_zeros(total).index_put((kept,), gates) if everything is None else everything
+                    total = frame.grid[0] * frame.grid[1]
+                    gates = (
+                        gates.new_zeros(total).index_put((frame.cells.to(device),), gates) if everything is None else everything
+                    )
                 parts.append(gates)
         return torch.cat(parts)
 

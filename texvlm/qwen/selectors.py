@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from texvlm.cascade import select
 from texvlm.channels import build_channels
 from texvlm.embedding import Embedding, EmbeddingProvider
-from texvlm.features import all_cells, cell_features
-from texvlm.paths import CascadeConfig, channels_of
+from texvlm.features import all_cells, cell_features, node_features
+from texvlm.paths import NODE_SAMPLES, CascadeConfig, channels_of
 from texvlm.prediction import predict_cells
+from texvlm.quadtree import log_soft_cut, node_numbers, node_places, quadtree_cut, values_of_scores
 from texvlm.selection import Selection
 from texvlm.soft_selection import gumbel_noise, log_soft_topk, noisy_topk, soft_topk
 from texvlm.texture import as_float
@@ -52,7 +53,7 @@ class Choice:
         levels: int64 [K], 0 but at mixed levels.
         weights: [K] of the kept, or None where all count 1.
         weights_all: [N] of all groups, or None where the selector says no more than which it keeps.
-        features: [N, terms] of all groups, where a scorer that brings its terms has read them.
+        features: [N, terms] of all groups, where a scorer that brings its terms has read them (of all nodes, where it scores nodes).
     """
 
     cells: Tensor
@@ -78,9 +79,25 @@ class Choice:
         return replace(self, cells=self.cells[order], levels=self.levels[order], weights=weights)
 
 
+class Kept(NamedTuple):
+    """What one frame has kept, for `Selecting.gates`.
+
+    Attributes:
+        evidence: see `Selecting.evidence`.
+        cells: [K] that were kept, by their `numbers`.
+        grid: rows and columns of groups.
+        vector: see `Selecting.vector`.
+    """
+
+    evidence: Tensor
+    cells: Tensor
+    grid: tuple[int, int]
+    vector: Tensor | None = None
+
+
 STRENGTHS = ("full", "random")
 
-SAMPLES = 16
+SAMPLES = NODE_SAMPLES
 """How many places along the side of a group a scorer reads, as `select` does."""
 
 
@@ -92,7 +109,10 @@ def trainable(selector: Selector) -> bool:
 def features_of(
     selector: nn.Module, image: Tensor, cell: int, query: str | Tensor | None = None, embedding: Embedding | None = None
 ) -> Tensor:
-    """What a scorer that brings its terms (`Allocator`) reads of a picture [3, H, W]: [N, terms] of all groups, without gradients."""
+    """What a scorer that brings its terms (`Allocator`) reads of a picture [3, H, W]: [N, terms] of all groups, without gradients.
+
+    Of one that scores nodes: [nodes, terms + 1], see `node_features`.
+    """
     terms = list(selector.terms)  # type: ignore[arg-type]
     names = sorted({channel for term in terms for channel in channels_of(term)})
     given: dict[str, Tensor] = {}
@@ -104,6 +124,9 @@ def features_of(
                 )
             given = {"embedding": embedding.planes(image[None])}
         texture = build_channels(image[None], channels=names, given=given)
+        levels = getattr(selector, "levels", 1)
+        if levels > 1:
+            return node_features(texture, terms, cell, levels, SAMPLES)[0]
         return cell_features(texture, all_cells(texture, cell), terms, cell, min(SAMPLES, cell))[0]
 
 
@@ -186,14 +209,18 @@ class Selecting:
     @property
     def mixed(self) -> bool:
         """Whether tokens of several levels may come."""
-        return self.config is not None and self.config.scale == "mixed"
+        return self.levels > 1 if self.config is None else self.config.scale == "mixed"
+
+    @property
+    def levels(self) -> int:
+        """Of the nodes that a scorer scores; 1: it scores groups."""
+        return getattr(self.selector, "levels", 1) if self.scores else 1
 
     @property
     def keeps_all(self) -> bool:
         """Whether a budget of all groups keeps all: not where duplicates are dropped, fewer may be enough, or levels are mixed."""
-        return self.bound is None and (
-            self.config is None or (self.config.bound is None and self.config.budget == "fixed" and not self.mixed)
-        )
+        known = self.config is None or (self.config.bound is None and self.config.budget == "fixed")
+        return self.bound is None and known and not self.mixed
 
     @property
     def looks(self) -> bool:
@@ -244,11 +271,21 @@ class Selecting:
         with torch.set_grad_enabled(torch.is_grad_enabled() and trainable(selector)):
             scores = self._scores(features, self.vector(query))
         noise = self.temperature * gumbel_noise(scores, self.generator) if selector.training and scores.requires_grad else None
+        if self.levels > 1:
+            return self._cut(scores, noise, k, features, image)
         indices, gate = noisy_topk(scores, k, self.temperature, noise)
         soft = soft_topk(scores, k, self.temperature, "gumbel")[0]
         there = gate[0] > 0  # fewer than k, where too many are predicted
         kept = indices[0][there]
         return Choice(kept, torch.zeros_like(kept), gate[0][there] if scores.requires_grad else None, soft, features)
+
+    def _cut(self, scores: Tensor, noise: Tensor | None, k: int, features: Tensor, image: Tensor) -> Choice:
+        """The disjoint nodes with the largest sum of scores [1, nodes]; their weights are 1 in value."""
+        grid = (image.shape[-2] // self.cell, image.shape[-1] // self.cell)
+        taken = quadtree_cut(values_of_scores(scores if noise is None else scores + noise, grid, self.levels), k).taken
+        nodes = torch.cat([level.flatten() for level in taken]).nonzero()[:, 0]
+        weights = torch.ones(len(nodes), device=nodes.device) if scores.requires_grad else None
+        return Choice(*node_places(nodes, grid, self.levels), weights, None, features)
 
     def _predicted(self, image: Tensor) -> Tensor:
         """Groups that their neighbours predict to within the bound, bool [N]."""
@@ -287,32 +324,53 @@ class Selecting:
             return None
         return self.embedding.query(query).flatten()
 
-    def gates(self, evidence: Tensor, cells: Tensor, vector: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def numbers(self, cells: Tensor, levels: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Of kept tokens among all that the selector scores: of nodes, where it scores nodes, else the groups themselves."""
+        return cells if self.levels == 1 else node_numbers(cells, levels, grid, self.levels)
+
+    def gates(self, frames: Sequence[Kept]) -> list[tuple[Tensor, Tensor | None]]:
         """Weights of groups that were kept earlier, with gradients to a trainable selector: where they are gates, 1 in value, or of chance.
 
         A batch may be prepared before the optimiser's last step, or in a worker: the choice then stands, and the gradient is that of
-        the weights as they are now.
-
-        Args:
-            evidence: see `evidence`.
-            cells: [K] that were kept.
-            vector: see `vector`.
+        the weights as they are now. Frames that are alike are scored together.
 
         Returns:
-            weights [K] of the kept, and of all [N] or None.
+            Of each frame weights [K] of the kept, and of all groups [N] or None.
         """
-        evidence = as_float(self._at_home(evidence))
-        cells = cells.to(evidence.device)
-        if self.scores:
-            log = log_soft_topk(self._scores(evidence, vector), len(cells), self.temperature, "gumbel")[0]
-            kept = log[cells]
-            gate = (kept - kept.detach()).exp()
+        frames = [f._replace(evidence=as_float(self._at_home(f.evidence)), cells=self._at_home(f.cells)) for f in frames]
+        if not self.scores:
+            return [self._gates_by_module(frame.evidence, frame.cells) for frame in frames]
+        alike: dict[Any, list[int]] = {}
+        for i, frame in enumerate(frames):
+            alike.setdefault((frame.evidence.shape, len(frame.cells), frame.grid, frame.vector is None), []).append(i)
+        found: dict[int, tuple[Tensor, Tensor | None]] = {}
+        for numbers in alike.values():
+            cells, logs = torch.stack([frames[i].cells for i in numbers]), self._log_weights([frames[i] for i in numbers])
+            kept = logs.gather(1, cells)
+            gates = (kept - kept.detach()).exp()
             if self.strength == "random" and self.selector.training:  # type: ignore[union-attr]
-                gate = gate - 1 + torch.rand_like(gate)
-            return gate, log.exp()
+                gates = gates - 1 + torch.rand_like(gates)
+            found |= zip(numbers, zip(gates, logs.exp() if self.levels == 1 else [None] * len(numbers)))
+        return [found[i] for i in range(len(frames))]
+
+    def _log_weights(self, frames: Sequence[Kept]) -> Tensor:
+        """How likely a scorer was to keep each group, or node, of these frames that are alike, [B, n]."""
+        k, grid = len(frames[0].cells), frames[0].grid
+        features = torch.stack([frame.evidence for frame in frames])
+        if bool(features.isfinite().all()):
+            vectors = [frame.vector.flatten().to(features.device) for frame in frames if frame.vector is not None]
+            scores: Tensor = self.selector(features, *([torch.stack(vectors)] if vectors else []))  # type: ignore[operator]
+        else:
+            scores = torch.cat([self._scores(frame.evidence, frame.vector) for frame in frames])
+        if self.levels > 1 and k < grid[0] * grid[1]:
+            return log_soft_cut(scores, k, grid, self.levels, self.temperature)
+        return log_soft_topk(scores, k, self.temperature, "gumbel")
+
+    def _gates_by_module(self, image: Tensor, cells: Tensor) -> tuple[Tensor, Tensor | None]:
+        """By a module of one's own, which looks at the frame again."""
         assert isinstance(self.selector, nn.Module)
-        grid = (evidence.shape[-2] // self.cell, evidence.shape[-1] // self.cell)
-        choice = _of_callable(self.selector(evidence, grid, len(cells)), grid, self.cell, len(cells))
+        grid = (image.shape[-2] // self.cell, image.shape[-1] // self.cell)
+        choice = _of_callable(self.selector(image, grid, len(cells)), grid, self.cell, len(cells))
         if choice.weights_all is not None:
             return choice.weights_all[cells], choice.weights_all
         if choice.weights is None:

@@ -397,7 +397,8 @@ class VideoStream:
             return self._selected[1]
         config, memory = self.config, self._memory if self.config.memory else None
         with _ordinary(), self._timed("select"):
-            if config.allocates or config.bound is not None or config.schedule == "clusters" or config.footprint == "line":
+            far = config.bound is not None or config.schedule == "clusters" or config.footprint == "line"
+            if far or config.allocates or config.scale == "mixed":
                 needs = [name for name in _ROWS if name in needed_channels(config) | self._asked()]
                 there = [name for name in needs if name not in self._local]
                 data = interleave([state.local, *([self._other(there)] if there else [])], needs)
