@@ -29,12 +29,13 @@ from benchmarks._tiny_reader import Given, Reading, Schedule, Setting, Training,
 from texvlm.qwen.selectors import features_of
 
 CHANCE = 1 / len(SIGNS)
-TERMS = ("rms:edge", "entropy", "mean:red", "mean:green", "mean:blue")
+COLOURS = ("red", "green", "blue")
+TERMS = ("rms:edge", "entropy", *(f"{what}:{name}" for what in ("mean", "variance") for name in COLOURS))
 BUDGET, BUDGETS = 16, (16, 8, 32)
 LEVELS = 3
 
-ALIGNED, CARDS = Kind(), Kind(jitter=4)
-SIZES, LARGE = Kind(levels=LEVELS), Kind(512, jitter=4)
+ALIGNED, CARDS = Kind(), Kind(jitter=2)
+SIZES, LARGE = Kind(levels=LEVELS), Kind(512, jitter=2)
 CURRICULUM = (ALIGNED, ALIGNED, CARDS, SIZES, CARDS, SIZES, CARDS, SIZES)
 """What the reader that all begin with learns on, one after another."""
 

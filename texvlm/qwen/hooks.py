@@ -217,8 +217,8 @@ class Hooks:
         for number, evidences, query in zip(numbers, seen, queries):
             mine = cells[(cells[:, 0] == number) & (cells[:, 3] != THUMBNAIL_LEVEL)].to(device)
             grid = (int(grids[number, 3]) // self.sizes.merge, int(grids[number, 4]) // self.sizes.merge)
-            for frame, evidence in enumerate(evidences):
-                kept, levels = mine[mine[:, 1] == frame, 2:].unbind(1)
+            for time, evidence in enumerate(evidences):
+                kept, levels = mine[mine[:, 1] == time, 2:].unbind(1)
                 frames.append(Kept(evidence, selecting.numbers(kept, levels, grid), grid, query))
         parts, found = [], iter(zip(frames, selecting.gates(frames)))
         for number, evidences in zip(numbers, seen):
