@@ -196,6 +196,7 @@ class Schedule:
         steps: of the optimiser.
         rate: of learning; rises for 20 steps and falls to 0.
         selector_rate: that of the selector.
+        entropy: weight of a bonus for a selector that is undecided, which falls to 0.
         seed: of the order of pictures and questions.
         hidden: the largest share of cards that a `Given` selector leaves out of a picture, for noise and decoys, in the second half of the
             steps: so that a reader which can read learns when it cannot know.
@@ -204,6 +205,7 @@ class Schedule:
     steps: int = 100
     rate: float = 3e-3
     selector_rate: float = 2e-2
+    entropy: float = 0.3
     seed: int = 0
     hidden: float = 0.0
 
@@ -264,14 +266,17 @@ class Training:
         while self.step < until:
             batch = self.reading.prepared(self.examples(), 1 if self.reading.setting.asks else len(NAMES), training=True)
             model.train()
-            loss = model(**batch).loss
+            read = model(**batch).loss
+            loss, schedule = read, self.schedule
+            if self.reading.learner is not None:
+                loss = loss - schedule.entropy * (1 - self.step / schedule.steps) * self.reading.adapter.entropy(batch)
             self.optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             self.optimizer.step()
             self.rates.step()
             self.step += 1
-            self.losses.append(float(loss.detach()))
+            self.losses.append(float(read.detach()))
 
     def _parts(self) -> dict[str, Any]:
         """A selector that learns is a submodule of the model."""

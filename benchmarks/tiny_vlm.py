@@ -26,10 +26,10 @@ from benchmarks import _cards
 from benchmarks._cards import CELL, HUES, NAMES, OTHER_HUES, SIGNS, Cards, Kind
 from benchmarks._harness import Bench
 from benchmarks._tiny_reader import Given, Reading, Schedule, Setting, Training, started, warm
+from texvlm.channel_sources import COLOURS
 from texvlm.qwen.selectors import features_of
 
 CHANCE = 1 / len(SIGNS)
-COLOURS = ("red", "green", "blue")
 TERMS = ("rms:edge", "entropy", *(f"{what}:{name}" for what in ("mean", "variance") for name in COLOURS))
 BUDGET, BUDGETS = 16, (16, 8, 32)
 LEVELS = 3
@@ -110,23 +110,20 @@ def embedding() -> texvlm.Embedding:
     return texvlm.Embedding.fit(Colours(), pictures.float() / 255)
 
 
-@functools.cache
-def normalised(kind: Kind, levels: int) -> dict[str, Tensor]:
-    """What an allocator knows at the beginning: the mean and the deviation of what it reads."""
-    allocator = texvlm.Allocator("mlp", TERMS if levels == 1 else (*TERMS, "level"), (), (), hidden=64, cell=CELL, levels=levels)
-    features = torch.cat([features_of(allocator, _cards.draw(i, kind=kind).image, CELL) for i in range(16)])
-    fitted = allocator.fit_normalisation(features)
-    return {"mean": fitted.mean, "deviation": fitted.deviation}
-
-
 def allocator(seed: int, kind: Kind = CARDS, levels: int = 1, of: type[texvlm.Allocator] = texvlm.Allocator) -> texvlm.Allocator:
-    """One that knows no more, with weights of chance."""
+    """One that knows no more than the mean and the deviation of what it reads, with weights of chance."""
+    terms = TERMS if levels == 1 else (*TERMS, "level")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        terms = TERMS if levels == 1 else (*TERMS, "level")
         made = of("mlp", terms, (), (), hidden=64, cell=CELL, levels=levels)
-    made.load_state_dict(normalised(kind, levels), strict=False)
-    return made
+    return made.fit_normalisation(evidence(kind, made.terms, levels))
+
+
+@functools.cache
+def evidence(kind: Kind, terms: tuple[str, ...], levels: int) -> Tensor:
+    """Features of some pictures to learn from."""
+    reads = texvlm.Allocator("linear", terms, (), (), cell=CELL, levels=levels)
+    return torch.cat([features_of(reads, _cards.draw(i, kind=kind).image, CELL) for i in range(16)])
 
 
 @dataclass(frozen=True)
@@ -264,7 +261,7 @@ def work(job: Job) -> Result:
     reading = started(torch.load(job.start, weights_only=True), job.setting, job.seed)
     picture = test.boards[0].image
     before = scores_of(reading, picture)
-    Training(reading, [learn], Schedule(job.steps, rate=5e-4, selector_rate=1e-2, seed=job.seed)).run()
+    Training(reading, [learn], Schedule(job.steps, rate=5e-4, selector_rate=2e-2, seed=job.seed)).run()
     right, kept, _ = reading.measure(test, job.shelf.count)
     after = scores_of(reading, picture)
     return Result(job, right, kept, None if before is None or after is None else (before, after))

@@ -264,6 +264,33 @@ def test_gates_of_several_frames_are_those_of_each() -> None:
             torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
 
 
+def test_entropy_of_frames_is_that_of_their_first_tokens() -> None:
+    torch.manual_seed(0)
+    selecting = Selecting(texvlm.Allocator("mlp", ("entropy", "rms:edge"), (), ()), 16, temperature=0.5)
+    weight = selecting.selector.information.head[0].weight
+    evidence = torch.randn(3, 12, 2)
+    evidence[1, 4] = torch.nan  # a group that is never kept
+    frames = [Kept(e, torch.tensor([0, 5, 3]), (3, 4)) for e in evidence]
+    wanted = []
+    for e in evidence:
+        share = (selecting.selector(e[e.isfinite().all(1)][None])[0] / 0.5).softmax(0)
+        wanted.append(-(share * share.log()).sum())
+    found, mean = selecting.entropy(frames), sum(wanted) / 3
+    torch.testing.assert_close(found, mean)
+    torch.testing.assert_close(torch.autograd.grad(found, weight)[0], torch.autograd.grad(mean, weight)[0])
+    assert 0 < found < torch.tensor(12.0).log()
+
+
+def test_entropy_needs_a_scorer_and_pictures() -> None:
+    model = tiny_model("qwen3_vl")
+    adapter = QwenVLAdapter(model, "salience", k=6)
+    batch = adapter.prepare(tiny_batch(model, [(64, 64)]))
+    with pytest.raises(ValueError, match="selector must score"):
+        adapter.entropy(batch)
+    with pytest.raises(ValueError, match="batch must hold pictures that a selector which learns has chosen from"):
+        QwenVLAdapter(model, texvlm.Allocator(participation=[]), k=6, gate="blend").entropy(batch)
+
+
 @pytest.mark.parametrize("mode", ["prune_pre", "bias"])
 def test_a_batch_prepared_before_the_optimiser_steps(mode: str) -> None:
     """The choice stands; weights and gradients are those of now, as if the batch were prepared again with the same cells."""

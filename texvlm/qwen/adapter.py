@@ -275,6 +275,42 @@ class QwenVLAdapter:
         with self:
             return self.model(**batch, **options)
 
+    def entropy(self, batch: Mapping[str, Any]) -> Tensor:
+        """How undecided a selector that learns is: the entropy of where its first token would go, in nats, mean over pictures.
+
+        While a selector learns from what it keeps alone, it settles for the first places that pay: what it has stopped to keep teaches it
+        nothing more. A bonus for entropy that falls to 0 along training keeps it looking elsewhere until it knows (R. Williams, J. Peng,
+        "Function optimization using connectionist reinforcement learning algorithms", 1991):
+
+            loss = model(**batch).loss - 0.3 * (1 - step / steps) * adapter.entropy(batch)
+
+        Args:
+            batch: prepared, with a scorer that brings its terms (`texvlm.Allocator`) as selector.
+
+        Returns:
+            [], from 0 (it knows where) to the log of the number of groups (or nodes, where it scores nodes), with gradients to the
+            selector's weights.
+
+        Raises:
+            ValueError: the selector does not score, or the batch has no pictures that it chose from.
+
+        Example:
+            >>> import torch, texvlm
+            >>> from texvlm.qwen import QwenVLAdapter, tiny_batch, tiny_model
+            >>> model, scorer = tiny_model("qwen3_vl"), texvlm.Allocator(participation=[])
+            >>> adapter = QwenVLAdapter(model, scorer, k=6, gate="blend")
+            >>> batch = adapter.prepare(tiny_batch(model, [(64, 64)]))
+            >>> bool(0 < adapter.entropy(batch) <= torch.tensor(64.0).log())
+            True
+        """
+        if not self.preparation.selecting.scores:
+            raise ValueError(f"selector must score (texvlm.Allocator) for an entropy, got {type(self.selector).__name__}")
+        present = [modality for modality in MODALITIES if modality.pixels in batch]
+        frames = [frame for modality in present for picture in self.hooks.kept(batch, modality) for frame in picture]
+        if not frames:
+            raise ValueError("batch must hold pictures that a selector which learns has chosen from, got none")
+        return self.preparation.selecting.entropy(frames)
+
     # ---- seeing ----
 
     def show(self, batch: Mapping[str, Any]) -> list[Tensor]:

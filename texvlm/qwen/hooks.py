@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -208,30 +207,37 @@ class Hooks:
         seen = batch.get(f"{PRIVATE}{modality.name}_seen")
         if seen is None or not torch.is_grad_enabled():
             return given
-        cells, grids = batch[f"{PRIVATE}cells"], batch[f"{PRIVATE}grids"]
-        selecting = self.preparation.selecting
-        device = next(selecting.selector.parameters()).device  # type: ignore[union-attr]
-        frames: list[Kept] = []
-        numbers = (grids[:, 1] == modality.type_id).nonzero()[:, 0].tolist()
-        queries = batch.get(f"{PRIVATE}{modality.name}_query", [None] * len(seen))
-        for number, evidences, query in zip(numbers, seen, queries):
-            mine = cells[(cells[:, 0] == number) & (cells[:, 3] != THUMBNAIL_LEVEL)].to(device)
-            grid = (int(grids[number, 3]) // self.sizes.merge, int(grids[number, 4]) // self.sizes.merge)
-            for time, evidence in enumerate(evidences):
-                kept, levels = mine[mine[:, 1] == time, 2:].unbind(1)
-                frames.append(Kept(evidence, selecting.numbers(kept, levels, grid), grid, query))
-        parts, found = [], iter(zip(frames, selecting.gates(frames)))
-        for number, evidences in zip(numbers, seen):
-            thumbnail = (cells[:, 0] == number) & (cells[:, 3] == THUMBNAIL_LEVEL)
-            parts.append(torch.ones(int(thumbnail.sum()), device=device))
-            for frame, (gates, everything) in itertools.islice(found, len(evidences)):
+        pictures, selecting = self.kept(batch, modality), self.preparation.selecting
+        gates = iter(selecting.gates([frame for picture in pictures for frame in picture]))
+        parts = []
+        for (number, _), picture in zip(_pictures(batch, modality), pictures):
+            mine = batch[f"{PRIVATE}cells"][:, 0] == number
+            thumbnail = mine & (batch[f"{PRIVATE}cells"][:, 3] == THUMBNAIL_LEVEL)
+            parts.append(torch.ones(int(thumbnail.sum()), device=picture[0].cells.device))
+            for frame, (weights, everything) in zip(picture, gates):
                 if not self.preparation.cuts:
                     total = frame.grid[0] * frame.grid[1]
-                    gates = (
-                        gates.new_zeros(total).index_put((frame.cells.to(device),), gates) if everything is None else everything
-                    )
-                parts.append(gates)
+                    weights = weights.new_zeros(total).index_put((frame.cells,), weights) if everything is None else everything
+                parts.append(weights)
         return torch.cat(parts)
+
+    def kept(self, batch: Mapping[str, Any], modality: Modality) -> list[list[Kept]]:
+        """Of each picture of a batch that a selector which learns has cut, of each frame: what it kept."""
+        cells, seen = batch[f"{PRIVATE}cells"], batch.get(f"{PRIVATE}{modality.name}_seen", ())
+        queries = batch.get(f"{PRIVATE}{modality.name}_query", [None] * len(seen))
+        selecting, found = self.preparation.selecting, []
+        device = next(selecting.selector.parameters()).device  # type: ignore[union-attr]
+        for (number, grid), evidences, query in zip(_pictures(batch, modality), seen, queries):
+            mine = cells[(cells[:, 0] == number) & (cells[:, 3] != THUMBNAIL_LEVEL)].to(device)
+            groups = (grid[0] // self.sizes.merge, grid[1] // self.sizes.merge)
+            of_frames = [mine[mine[:, 1] == time, 2:].unbind(1) for time in range(len(evidences))]
+            found.append(
+                [
+                    Kept(evidence, selecting.numbers(kept, levels, groups), groups, query)
+                    for evidence, (kept, levels) in zip(evidences, of_frames)
+                ]
+            )
+        return found
 
     @contextmanager
     def entered(self, call: Call) -> Iterator[None]:
@@ -348,6 +354,15 @@ class Hooks:
         if call is None or call.decoder is None:
             return None
         return args, kwargs | {attention.KEYWORD: call.decoder}
+
+
+def _pictures(batch: Mapping[str, Any], modality: Modality) -> list[tuple[int, tuple[int, int]]]:
+    """The number of each picture of a modality, and its rows and columns of patches."""
+    return [
+        (number, (rows, columns))
+        for number, (_, kind, _, rows, columns) in enumerate(batch[f"{PRIVATE}grids"].tolist())
+        if kind == modality.type_id
+    ]
 
 
 def _owners(ids: Tensor, token: int, groups: list[int]) -> list[int]:

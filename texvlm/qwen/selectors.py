@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -97,9 +97,6 @@ class Kept(NamedTuple):
 
 STRENGTHS = ("full", "random")
 
-SAMPLES = NODE_SAMPLES
-"""How many places along the side of a group a scorer reads, as `select` does."""
-
 
 def trainable(selector: Selector) -> bool:
     """Whether a selector has weights that can learn."""
@@ -126,8 +123,8 @@ def features_of(
         texture = build_channels(image[None], channels=names, given=given)
         levels = getattr(selector, "levels", 1)
         if levels > 1:
-            return node_features(texture, terms, cell, levels, SAMPLES)[0]
-        return cell_features(texture, all_cells(texture, cell), terms, cell, min(SAMPLES, cell))[0]
+            return node_features(texture, terms, cell, levels, NODE_SAMPLES)[0]
+        return cell_features(texture, all_cells(texture, cell), terms, cell, min(NODE_SAMPLES, cell))[0]
 
 
 def whole_windows(ranked: Tensor, grid: tuple[int, int], side: int, k: int) -> Tensor:
@@ -337,31 +334,43 @@ class Selecting:
         Returns:
             Of each frame weights [K] of the kept, and of all groups [N] or None.
         """
-        frames = [f._replace(evidence=as_float(self._at_home(f.evidence)), cells=self._at_home(f.cells)) for f in frames]
+        frames = self._here(frames)
         if not self.scores:
             return [self._gates_by_module(frame.evidence, frame.cells) for frame in frames]
-        alike: dict[Any, list[int]] = {}
-        for i, frame in enumerate(frames):
-            alike.setdefault((frame.evidence.shape, len(frame.cells), frame.grid, frame.vector is None), []).append(i)
         found: dict[int, tuple[Tensor, Tensor | None]] = {}
-        for numbers in alike.values():
-            cells, logs = torch.stack([frames[i].cells for i in numbers]), self._log_weights([frames[i] for i in numbers])
-            kept = logs.gather(1, cells)
+        for numbers, alike in _alike(frames):
+            logs = self._log_weights(alike)
+            kept = logs.gather(1, torch.stack([frame.cells for frame in alike]))
             gates = (kept - kept.detach()).exp()
             if self.strength == "random" and self.selector.training:  # type: ignore[union-attr]
                 gates = gates - 1 + torch.rand_like(gates)
             found |= zip(numbers, zip(gates, logs.exp() if self.levels == 1 else [None] * len(numbers)))
         return [found[i] for i in range(len(frames))]
 
-    def _log_weights(self, frames: Sequence[Kept]) -> Tensor:
-        """How likely a scorer was to keep each group, or node, of these frames that are alike, [B, n]."""
-        k, grid = len(frames[0].cells), frames[0].grid
+    def entropy(self, frames: Sequence[Kept]) -> Tensor:
+        """The mean entropy of where a scorer's first token goes while it explores, in nats, [], with gradients to the scorer."""
+        found = []
+        for _, alike in _alike(self._here(frames)):
+            logs = (self._scores_of(alike) / self.temperature).log_softmax(1)
+            found.append(-(logs.exp() * torch.where(logs.isfinite(), logs, 0)).sum(1))
+        return torch.cat(found).mean()
+
+    def _here(self, frames: Sequence[Kept]) -> list[Kept]:
+        """Frames where the selector's weights are."""
+        return [f._replace(evidence=as_float(self._at_home(f.evidence)), cells=self._at_home(f.cells)) for f in frames]
+
+    def _scores_of(self, frames: Sequence[Kept]) -> Tensor:
+        """By a scorer that brings its terms, of frames that are alike, [B, n]."""
         features = torch.stack([frame.evidence for frame in frames])
-        if bool(features.isfinite().all()):
-            vectors = [frame.vector.flatten().to(features.device) for frame in frames if frame.vector is not None]
-            scores: Tensor = self.selector(features, *([torch.stack(vectors)] if vectors else []))  # type: ignore[operator]
-        else:
-            scores = torch.cat([self._scores(frame.evidence, frame.vector) for frame in frames])
+        if not bool(features.isfinite().all()):
+            return torch.cat([self._scores(frame.evidence, frame.vector) for frame in frames])
+        vectors = [frame.vector.flatten().to(features.device) for frame in frames if frame.vector is not None]
+        scores: Tensor = self.selector(features, *([torch.stack(vectors)] if vectors else []))  # type: ignore[operator]
+        return scores
+
+    def _log_weights(self, frames: Sequence[Kept]) -> Tensor:
+        """How likely a scorer was to keep each group, or node, of frames that are alike, [B, n]."""
+        k, grid, scores = len(frames[0].cells), frames[0].grid, self._scores_of(frames)
         if self.levels > 1 and k < grid[0] * grid[1]:
             return log_soft_cut(scores, k, grid, self.levels, self.temperature)
         return log_soft_topk(scores, k, self.temperature, "gumbel")
@@ -380,6 +389,15 @@ class Selecting:
                 "a selector that is trained and chooses by chance must return weights of all groups, [rows * columns]"
             )
         return choice.raster().weights, None  # type: ignore[return-value]
+
+
+def _alike(frames: Sequence[Kept]) -> Iterator[tuple[list[int], list[Kept]]]:
+    """Frames of one size that keep as many, which can be scored together, and their numbers."""
+    found: dict[Any, list[int]] = {}
+    for i, frame in enumerate(frames):
+        found.setdefault((frame.evidence.shape, len(frame.cells), frame.grid, frame.vector is None), []).append(i)
+    for numbers in found.values():
+        yield numbers, [frames[i] for i in numbers]
 
 
 def _plain(cells: Tensor) -> Choice:
