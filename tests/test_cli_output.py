@@ -224,3 +224,18 @@ def test_bench_refuses_what_is_none(capsys: pytest.CaptureFixture[str], monkeypa
     monkeypatch.setattr(bench, "checkout", lambda: None)
     assert cli.main(["bench", "pyramid"]) == 2
     assert "run this in a checkout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), KeyboardInterrupt()])
+def test_a_benchmark_that_nobody_reads_is_ended(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("builtins.print", refuse)
+    with pytest.raises(type(error)):
+        bench.told([sys.executable, "-uSc", "import time; print('begun'); time.sleep(100)"], tmp_path)
+
+
+def test_what_a_benchmark_prints_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.told([sys.executable, "-Sc", "print('one'); print('two'); raise SystemExit(3)"], tmp_path) == 3
+    assert capsys.readouterr().out == "one\ntwo\n"

@@ -22,6 +22,19 @@ def names() -> list[str]:
     return [] if root is None else sorted(p.stem for p in (root / "benchmarks").glob("*.py") if not p.stem.startswith("_"))
 
 
+def told(command: list[str], folder: Path) -> int:
+    """Runs a command, passes on what it prints, and returns its exit status. Where nobody takes what it prints, it is ended."""
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode
+
+
 def run(args: argparse.Namespace) -> int:
     """The command."""
     root, known = checkout(), names()
@@ -40,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     for name in args.names or known:
         figures = [] if args.json is None else ["--json", str((args.json / f"{name}.json").resolve())]
         print(f"== {name}", flush=True)
-        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options, *figures], cwd=root, check=False).returncode:
+        if told([sys.executable, "-u", "-m", f"benchmarks.{name}", *options, *figures], root):
             failed.append(name)
         print(flush=True)
     if failed:
