@@ -59,7 +59,7 @@ from texvlm.soft_selection import (
 )
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
-from texvlm.texture import Texture
+from texvlm.texture import Texture, TextureBuffer
 from texvlm.tiles import DirtyTiles, dirty_tiles
 from texvlm.video import VideoStream
 from texvlm.warping import motion, warp
@@ -75,6 +75,11 @@ def __getattr__(name: str) -> object:
 
         return importlib.import_module(f"texvlm.{name}")
     raise AttributeError(f"module 'texvlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What can be called or is a value; modules are imported by their names, and none is taken for a function (`texvlm.sample`)."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 __all__ = [
@@ -100,6 +105,7 @@ __all__ = [
     "Selection",
     "TensionBalancer",
     "Texture",
+    "TextureBuffer",
     "Tokens",
     "VideoStream",
     "attention_map",

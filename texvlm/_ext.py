@@ -116,9 +116,11 @@ def integer(argument: str, value: Any, least: int | None = None) -> int:
     return cast("int", number)
 
 
-def real_tensor(argument: str, value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of real numbers; with `dtype` cast to it, copied only where it is another."""
+def real_tensor(argument: str, value: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor of real numbers; with `dtype` cast to it, copied only where it is another; with `device` also of an ndarray, put there."""
     if not isinstance(value, torch.Tensor):
+        if device is not None and hasattr(value, "__array_interface__"):
+            return real_tensor(argument, torch.tensor(value.copy(), device=device), dtype)
         raise TypeError(f"{argument} must be a tensor, got {type(value).__name__}")
     if value.is_complex():
         raise TypeError(f"{argument} must be real, got {value.dtype}")
@@ -128,3 +130,8 @@ def real_tensor(argument: str, value: Any, dtype: torch.dtype | None = None) -> 
 def acc_dtype(texels: torch.dtype) -> torch.dtype:
     """The dtype of coordinates beside texels of this dtype: float64 for float64, else float32."""
     return torch.float64 if texels == torch.float64 else torch.float32
+
+
+def coordinates(argument: str, value: Any, like: Tensor) -> Tensor:
+    """A tensor, or an ndarray put beside `like`, in the dtype that coordinates have there."""
+    return real_tensor(argument, value, acc_dtype(like.dtype), like.device)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor, texel_dtype
+from texvlm._ext import acc_dtype, coordinates, fake, fake_gradients, integer, ops, real_tensor, texel_dtype
 from texvlm.channel_sources import EMBEDDING, Sources
+from texvlm.pictures import as_rgb
 from texvlm.pyramid import levels_or_all, texel_count
-from texvlm.texture import Texture, as_rgb
+from texvlm.texture import Texture
 
 if TYPE_CHECKING:
     from texvlm.embedding import Embedding, EmbeddingProvider
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 class Channel(NamedTuple):
@@ -82,21 +83,29 @@ MINIMAL: tuple[int, ...] = tuple(channel.index for channel in CHANNELS if channe
 """The channels that need nothing but pictures and a fixation: `channels="minimal"`."""
 
 _BY_NAME = {channel.name: channel.index for channel in CHANNELS}
+_GROUPS = {
+    "all": tuple(range(len(CHANNELS))),
+    "minimal": MINIMAL,
+    "embedding": tuple(_BY_NAME[name] for name in EMBEDDING),
+}
 
 
 def channel_indices(channels: str | Sequence[str | int] | None) -> list[int]:
-    """The channels argument as indices into `CHANNELS`: None is all 40, "minimal" is `MINIMAL`, else names or indices."""
+    """The channels argument as indices into `CHANNELS`: names, groups ("all", "minimal", "embedding") or indices; None is all."""
     if channels is None:
-        return list(range(len(CHANNELS)))
+        channels = "all"
     if isinstance(channels, str):
-        channels = MINIMAL if channels == "minimal" else [channels]
-    indices = []
+        channels = [channels]
+    indices: list[int] = []
     for channel in channels:
         if isinstance(channel, str):
+            if channel in _GROUPS:
+                indices += _GROUPS[channel]
+                continue
             if channel not in _BY_NAME:
                 raise ValueError(
-                    f"no channel {channel!r}; leave channels out for all, 'minimal' (as the whole argument) for those that need no other "
-                    f"source, or name some: {', '.join(_BY_NAME)}"
+                    f"no channel {channel!r}; there are 'all', 'minimal' (those that need no other source), 'embedding' (its "
+                    f"{len(EMBEDDING)} axes), and {', '.join(_BY_NAME)}"
                 )
             channel = _BY_NAME[channel]
         if isinstance(channel, bool) or not hasattr(channel, "__index__") or not 0 <= channel < len(CHANNELS):
@@ -135,8 +144,8 @@ def build_channels(
             it, which also brings its saliency, its relevance to its query, and its histories (15-17, 37), all moved along the flow.
         query: what is looked for: a text, or a vector [16] or [D] (see `Embedding.query`). It needs `embedding` and is kept in
             `meta["query_vector"]`, for `relevance(texture)`, and for channel 15 of the next frame.
-        channels: which ones, in the order wanted: None for all 40, "minimal" (0-11 and 34), names or indices of `CHANNELS`. A channel
-            without a source (no previous picture, no embedding) is zero, and `meta` says so.
+        channels: which ones, in the order wanted: None or "all" for all 40, "minimal" (0-11 and 34), "embedding" (18-33), names or indices
+            of `CHANNELS`, or a list of these. A channel without a source (no previous picture, no embedding) is zero, and `meta` says so.
         fixation: where the eye is, uv [B, 2] (or [2]), for the eccentricity; the centre by default. One that is not finite gives 0.
         levels: of the pyramid; all by default.
         dtype: of the texels: float32, float64, float16 or bfloat16. By default the picture's, float32 for uint8. Arithmetic is in
@@ -176,8 +185,9 @@ def build_channels(
     if strangers := sorted(given.keys() - {*_BY_NAME, "embedding"}):
         raise ValueError(f"given must name channels or 'embedding', got {', '.join(strangers)}")
     rows = [CHANNELS[i] for i in channel_indices(channels)]
-    sources = Sources(as_rgb(image), previous, [row.name for row in rows], given)
-    sources.follow(flow, always=channels is None)
+    image = as_rgb(image)
+    sources = Sources(image, previous, [row.name for row in rows], given)
+    sources.follow(flow, always=len(rows) == len(CHANNELS))
     sources.add_previous()
     sources.add_histories(fixations, gaze)
     sources.add_clusters(integer("n_superpixels", n_superpixels, 1))
@@ -188,13 +198,13 @@ def build_channels(
     height, width = picture.shape[2:]
     levels = levels_or_all(levels, height, width)
     if fixation is not None:
-        fixation = real_tensor("fixation", fixation).to(picture.device, acc_dtype(picture.dtype))
+        fixation = coordinates("fixation", fixation, picture).to(picture.device)
         if fixation.dim() == 1:
             fixation = fixation[None]
         if fixation.shape[-2:] == (1, 2) and fixation.dim() == 2:
             fixation = fixation.expand(picture.shape[0], 2)
     fine = [row.name for row in rows if row.name in ("x", "y", "cluster")]
-    if dtype is None and isinstance(image, Tensor) and image.is_floating_point():
+    if dtype is None and image.is_floating_point():
         dtype = torch.float32 if image.dtype == torch.bfloat16 and fine else image.dtype
     if dtype == torch.bfloat16 and fine:
         raise ValueError(f"dtype must be float32, float64 or float16 for the channels {', '.join(fine)}: bfloat16 has 8 bits")
