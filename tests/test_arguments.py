@@ -59,6 +59,7 @@ BUFFER = torch.zeros(1, 1, 3)
         (lambda: texvlm.motion(None, IMAGE), "previous must be a tensor.*got NoneType"),
         (lambda: texvlm.motion(IMAGE, None), "motion takes two pictures: previous and current"),
         (lambda: texvlm.gaussian_splat(UV, torch.ones(2, 5), 0.1, 8, 8, keep=float("nan")), "keep must be finite, got nan"),
+        (lambda: texvlm.build_channels(torch.rand(3, 0, 5)), "height and width must be at least 1 .*got 0 x 5"),
         (lambda: texvlm.build_channels(IMAGE, 5), "previous must be a tensor.*got int"),
         (lambda: texvlm.build_channels(IMAGE, channels=[2.5]), "channels must be names or indices from 0 to 39, got 2.5"),
         (lambda: texvlm.build_channels(IMAGE, channels=[True]), "channels must be names or indices from 0 to 39, got True"),

@@ -130,6 +130,18 @@ def test_no_name_in_dir_is_a_module() -> None:
     assert {"Texture", "CHANNELS", "select", "__version__"} <= set(dir(texvlm))
 
 
+def test_ops_have_docstrings() -> None:
+    from pydoc import render_doc
+
+    names = {n.split("::")[1].partition(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith("texvlm::")}
+    for name in names:
+        doc = getattr(torch.ops.texvlm, name).__doc__
+        assert f"texvlm::{name}(" in doc, name
+        assert len(doc.splitlines()[0]) > 20, name
+    assert "Samples a texture at given places" in render_doc(torch.ops.texvlm.sample_lod)
+    assert "The gradients of torch.ops.texvlm.sample_lod" in render_doc(torch.ops.texvlm.sample_lod_backward)
+
+
 # ---- pictures ----
 
 

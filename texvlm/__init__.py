@@ -6,6 +6,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 __version__ = "0.1.0"  # before all that can fail: `doctor` says it then
 
+import sys as _sys
 from pathlib import Path as _Path
 
 from texvlm import _ext as _ext
@@ -63,6 +64,8 @@ from texvlm.texture import Texture, TextureBuffer
 from texvlm.tiles import DirtyTiles, dirty_tiles
 from texvlm.video import VideoStream
 from texvlm.warping import motion, warp
+
+_ext.describe_ops(_sys.modules[__name__])
 
 cmake_prefix_path = str(_Path(__file__).parent / "cmake")
 """Where CMake finds texvlm: C++ programs say find_package(texvlm) and link to texvlm::texvlm (texvlm/include/texvlm/ops.h)."""

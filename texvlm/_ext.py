@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, cast
 
 from texvlm import _load
@@ -96,6 +98,32 @@ def fake_gradients(name: str, dtype: Callable[[torch.dtype], torch.dtype] | None
 
         names = [r.name.removeprefix("grad_") for r in schema.returns]
         return tuple(result(given[like.get(n, n)]) for n in names)
+
+
+_CALLED_BY = {
+    "attention_pack": ("attention.pack_keys", ""),
+    "enlarge": ("update_saliency", "Planes [B, h, w], read bilinearly at the pixels of height x width."),
+    "fovea_tokens": ("sample_foveated", "Where the tokens of a layout lie around fixations, and at which level of detail."),
+    "generate_mipmaps_gl": ("gl.generate", ""),
+    "select_topk": ("topk", ""),
+}
+"""The public function over an op of another name, and what the op does where that is not what the function does."""
+
+
+def describe_ops(package: ModuleType) -> None:
+    """Gives every op a docstring, for `help(torch.ops.texvlm.NAME)`: what it does, its schema, and the function that says more."""
+    for name in ops:
+        forward = name.removesuffix("_backward")
+        path, what = _CALLED_BY.get(forward, (forward, ""))
+        if name != forward:
+            what = f"The gradients of torch.ops.texvlm.{forward}, which autograd calls."
+        what = what or (functools.reduce(getattr, path.split("."), package).__doc__ or "").partition("\n")[0]
+        getattr(ops, name).__doc__ = (
+            f"{what}\n\n{getattr(ops, name).default._schema}\n\n"
+            f"The op under texvlm.{path}, whose docstring has the ranges, gradients and errors. A texture is data [B, T, C], all\n"
+            "levels one after another, with height and width of level 0, reducer (one name, or one per channel) and levels; uv\n"
+            "[B, N, 2] is (x, y) in [0, 1]."
+        )
 
 
 def texel_dtype(image: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:

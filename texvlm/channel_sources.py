@@ -188,7 +188,7 @@ class Sources:
                 )
             labels, n = _as_labels(labels)
         else:
-            n = min(n, picture.shape[2] * picture.shape[3])
+            n = min(n, max(1, picture.shape[2] * picture.shape[3]))
             labels, note = superpixels(picture, n)[0], f"superpixels, n = {n}"
         if planes_wanted:
             planes = superpixel_channels(labels, n)
