@@ -116,7 +116,7 @@ def test_motion_takes_the_previous_picture_first() -> None:
 
 def test_a_transform_says_what_to_use_instead() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
-        return texvlm.Texture(x).level(1).square().sum()
+        return texvlm.build_channels(x, channels=["edge", "low_pass"]).data.square().sum()
 
     with pytest.raises(RuntimeError, match=r"torch\.autograd\.grad\(loss, inputs\)"):
         torch.func.grad(loss)(IMAGE)
