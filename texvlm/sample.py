@@ -101,6 +101,8 @@ def shaped(out: Tensor, shape: Shape) -> Tensor:
 def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float, name: str = "uv") -> tuple[Tensor, Tensor, Shape]:
     """Coordinates beside `data`: uv and lod in their dtype, lod as [B, N], and the shape of results."""
     uv, shape = places(name, uv, data)
+    if isinstance(lod, Tensor) and shape is None and lod.dtype == uv.dtype and lod.shape == uv.shape[:2]:
+        return uv, lod, shape  # as it mostly comes
     if isinstance(lod, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(lod, bool):
         return (
             uv,
