@@ -25,6 +25,7 @@ STAGES = [
     "footprint",
     "hardware",
     "patches",
+    "pictures",
     "texture",
     "gl",
     "laplacian",
@@ -59,6 +60,7 @@ STAGES = [
     "attention",
 ]
 PYTHON_ALONE = {
+    "pictures",
     "texture",
     "pca",
     "retrieval",

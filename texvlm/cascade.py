@@ -20,8 +20,8 @@ from texvlm.texture import Texture
 
 if TYPE_CHECKING:
     from texvlm.embedding import EmbeddingProvider
+    from texvlm.pictures import ImageLike
     from texvlm.selection import Selection
-    from texvlm.texture import ImageLike
 
 
 def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from texvlm.digits import DigitsEmbedding
 from texvlm.pca import AXES, PCA, Moments, unit
+from texvlm.pictures import as_float, as_rgb
 from texvlm.providers.clip import ClipEmbedding
 from texvlm.retrieval import WANTED, Retrieval, average_precision, retrieval_kept
-from texvlm.texture import Texture, as_float, as_rgb
+from texvlm.texture import Texture
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 __all__ = [
     "AXES",

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import fake, ops, real_tensor
-from texvlm.texture import as_previous, as_rgb
+from texvlm.pictures import as_previous, as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def optical_flow(

@@ -227,3 +227,6 @@ class PCA:
 
         with np.load(path, allow_pickle=False) as arrays:
             return cls.from_arrays(arrays)
+
+
+torch.serialization.add_safe_globals([PCA])  # torch.load as it is by default

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, texel_dtype
+from texvlm.pictures import as_previous, as_rgb
 from texvlm.pyramid import level_count, texel_count
-from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import fake, ops, texel_dtype
-from texvlm.texture import as_rgb
+from texvlm.pictures import as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def _read(path: Path) -> Tensor:
