@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -96,7 +97,12 @@ float4 sum(float4 a, float wa, float4 b, float wb) {
   return {a.x * wa + b.x * wb, a.y * wa + b.y * wb, a.z * wa + b.z * wb, a.w * wa + b.w * wb};
 }
 
-double fixed_point(double v) { return std::floor(v * 256 + 0.5) / 256; }
+// As a card does that has been asked: "8 nearest", or "8 down" (see texvlm/reference/hardware.py).
+double fixed_point(double v) {
+  static const char* const asked = std::getenv("TEXVLM_TEXTURE_ROUNDING");
+  static const double scale = std::exp2(asked ? std::atoi(asked) : 8), add = asked && std::strstr(asked, "down") ? 0 : 0.5;
+  return std::floor(v * scale + add) / scale;
+}
 
 float4 in_level(const Texture& t, size_t level, float u, float v, size_t layer) {
   const cudaArray& a = *t.levels[level];
