@@ -4,7 +4,8 @@ No card is asked. In a build of the kernels for the host (tests/shim) with TEXVL
 CPU; counted are the kernels of texvlm as they are launched, and the ops of torch that write memory, as one kernel each. With
 TEXVLM_EMULATE=traffic at build time each kernel also tells which sectors of 32 bytes it reads and which it writes; an op of torch moves
 what it is given and gives. The time is that of a card that neither waits for latency nor computes: MICROSECONDS for each launch, one after
-another in a captured graph, and the bytes at SHARE of PEAK. A kernel with little parallelism takes longer than that.
+another in a captured graph, and the bytes at SHARE of PEAK. A kernel with little parallelism takes longer than that. What is not seen: the
+zero fill of a large gradient, which on the CPU is a fresh page, and fetches of texture hardware.
 
     python -m benchmarks._launches                   # makes build/traffic first, which takes a while
     python -m benchmarks._launches --kernels all     # which kernels are launched by the calls whose names hold "all"
@@ -51,6 +52,7 @@ class Cost:
     kernels: Counter[str] = field(default_factory=Counter)  # by source, or by op of torch
     read: int = 0
     written: int = 0
+    traffic: bool = False  # whether the kernels of texvlm told theirs
 
     @property
     def launches(self) -> int:
@@ -73,7 +75,7 @@ def cost_of(call: Call) -> Cost:
 
     def launched(source: bytes, kernel: bytes, read: int, written: int) -> None:
         cost.kernels[Path(source.decode()).name] += 1
-        cost.read, cost.written = cost.read + read, cost.written + written
+        cost.read, cost.written, cost.traffic = cost.read + read, cost.written + written, cost.traffic or read + written > 0
 
     library = ctypes.CDLL(str(Path(texvlm.__file__).parent / "lib" / "libtexvlm.so"))
     listener, observer = LISTENER(launched), ExecutionTraceObserver()
@@ -200,12 +202,13 @@ def calls(n: int) -> dict[str, Callable[[], Call]]:
     }
 
 
-def show(costs: dict[str, Cost], n: int) -> None:
+def show(costs: dict[str, Cost], n: int, traffic: bool) -> None:
     """Prints the table."""
-    table = Table("call", "launches", "of them torch's", "read, MB", "written, MB", "at least, us", title=f"{n} x {n}")
+    moved = ["read, MB", "written, MB"] if traffic else []
+    table = Table("call", "launches", "of them torch's", *moved, "at least, us", title=f"{n} x {n}")
     for name, cost in costs.items():
         theirs = sum(count for kernel, count in cost.kernels.items() if kernel.startswith("aten::"))
-        moved = [f"{size / 1e6:.2f}" for size in (cost.read, cost.written)]
+        moved = [f"{size / 1e6:.2f}" for size in (cost.read, cost.written)] if traffic else []
         table.add_row(name, str(cost.launches), str(theirs), *moved, f"{cost.microseconds:.0f}")
     Console(width=140).print(table)
 
@@ -234,10 +237,13 @@ def main() -> int:
             costs[name] = cost_of(make())
             if args.kernels is not None:
                 print(name, dict(costs[name].kernels.most_common()), flush=True)
-    show(costs, args.size)
+    traffic = any(cost.traffic for cost in costs.values())
+    if not traffic:
+        print("this build does not tell what its kernels read and write (TEXVLM_EMULATE=traffic does): launches alone")
+    show(costs, args.size, traffic)
     if args.json:
         rows = {
-            name: {"launches": cost.launches, "read": cost.read, "written": cost.written, "us": round(cost.microseconds, 1)}
+            name: {"launches": cost.launches} | ({"read": cost.read, "written": cost.written} if traffic else {})
             for name, cost in costs.items()
         }
         args.json.write_text(json.dumps({"size": args.size, "calls": rows}, indent=1) + "\n")
