@@ -21,7 +21,10 @@ struct cudaArray {
 };
 
 struct cudaMipmappedArray {
+  static inline int count = 0;
   std::vector<std::unique_ptr<cudaArray>> levels;
+  cudaMipmappedArray() { ++count; }
+  ~cudaMipmappedArray() { --count; }
 };
 
 namespace texvlm::shim {
@@ -201,6 +204,8 @@ cudaError_t cudaArrayGetInfo(cudaChannelFormatDesc* format, cudaExtent* extent, 
 
 cudaError_t cudaMallocMipmappedArray(cudaMipmappedArray_t* array, const cudaChannelFormatDesc* format, cudaExtent extent,
                                      unsigned levels, unsigned flags) {
+  const char* const most = std::getenv("TEXVLM_SHIM_ARRAYS");  // that there is memory for
+  if (most && cudaMipmappedArray::count >= std::atoi(most)) return cudaErrorMemoryAllocation;
   auto all = std::make_unique<cudaMipmappedArray>();
   for (unsigned l = 0; l < levels && (l == 0 || std::max(extent.width, extent.height) >> l); ++l) {
     const cudaExtent size = {std::max<size_t>(1, extent.width >> l), std::max<size_t>(1, extent.height >> l), extent.depth};
