@@ -193,7 +193,7 @@ class Sources:
         if planes_wanted:
             planes = superpixel_channels(labels, n)
             if len(names) < len(CLUSTERS):
-                planes = planes[:, [CLUSTERS.index(name) for name in names]]
+                planes = torch.stack([planes[:, CLUSTERS.index(name)] for name in names], 1)
             self._add(names, planes, note)
         if self.lacks("boundary"):
             self._add(("boundary",), boundaries(picture, labels=labels)[:, None], f"{note} and edges")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from texvlm._constants import constant
 from texvlm._ext import acc_dtype, coordinates, fake, fake_gradients, integer, ops, real_tensor
 from texvlm.patches import extract_patches
 from texvlm.texture import Texture
@@ -118,13 +119,13 @@ class FoveaLayout:
         """
         reference = next((t for t in (self.e0, self.m0) if isinstance(t, Tensor)), None)
         if reference is None:
-            return self.place(torch.float32, torch.device("cpu"))[0]
+            return self.place(torch.float32, torch.device("cpu"))[0].clone()
         return self.place(reference.dtype, reference.device)[0]
 
     def place(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Offsets [N, 2], m0 [] and e0 [] as the op `fovea_tokens` takes them."""
+        """Offsets [N, 2], m0 [] and e0 [] as the op `fovea_tokens` takes them; the same tensors in each call where nothing is learned."""
         m0, e0 = self._constants(dtype, device)
-        offsets = self._positions(dtype, device) if self._offsets is None else self._offsets.to(device, dtype)
+        offsets = self._positions(dtype, device) if self._offsets is None else constant(self._offsets, dtype, device)
         return offsets, m0, e0
 
     @property
@@ -133,7 +134,7 @@ class FoveaLayout:
 
     def _constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         def tensor(value: float | Tensor) -> Tensor:
-            return value.to(device, dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
+            return value.to(device, dtype) if isinstance(value, Tensor) else constant(float(value), dtype, device)
 
         e0 = tensor(self.e0)
         return (e0 if self.m0 is None else tensor(self.m0)), e0
@@ -141,10 +142,10 @@ class FoveaLayout:
     def _positions(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The solution of dr = s(r) per step: linear where the LOD is 0, exponential beyond."""
         m0, e0 = self._constants(dtype, device)
-        along = self._steps.to(device, dtype) * self.patch
+        along = constant(self._steps, dtype, device) * self.patch
         flat = (m0 - e0).clamp(min=0)
         radius = torch.minimum(along, flat) + (flat + e0) * torch.expm1((along - flat).clamp(min=0) / m0)
-        return self._directions.to(device, dtype) * radius[:, None]
+        return constant(self._directions, dtype, device) * radius[:, None]
 
 
 def _grid(side: int) -> tuple[list[tuple[float, float]], list[float]]:
