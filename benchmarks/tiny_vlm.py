@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -38,6 +39,10 @@ ALIGNED, CARDS = Kind(), Kind(jitter=2)
 SIZES, LARGE = Kind(levels=LEVELS), Kind(512, jitter=2)
 CURRICULUM = (ALIGNED, ALIGNED, CARDS, SIZES, CARDS, SIZES, CARDS, SIZES)
 """What the reader that all begin with learns on, one after another."""
+
+
+PROCESSES = multiprocessing.get_context("spawn")
+"""Forked ones would wait for ever where OpenMP has run before."""
 
 
 class Colours:
@@ -327,7 +332,7 @@ def trained(args: argparse.Namespace, jobs: list[Job]) -> Iterator[Result]:
     """Results as they come."""
     shelf = jobs[0].shelf
     kinds = {ROWS[job.row].kind for job in jobs}
-    with ProcessPoolExecutor(args.workers) as pool:
+    with ProcessPoolExecutor(args.workers, PROCESSES) as pool:
         drawing = [pool.submit(shelf.fill, kind, test) for kind in {*kinds, *CURRICULUM} for test in (False, True)]
         for drawn in drawing:
             drawn.result()
@@ -477,7 +482,7 @@ def main(argv: list[str] | None = None) -> int:
         for done in trained(args, jobs):
             found.setdefault((done.job.row, done.job.k), []).append(done)
         lines = []
-        with ProcessPoolExecutor(1) as pool:
+        with ProcessPoolExecutor(1, PROCESSES) as pool:
             for row in args.rows:
                 for k in ROWS[row].budgets:
                     if of := sorted(found.get((row, k), []), key=lambda r: r.job.seed):

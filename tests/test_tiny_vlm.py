@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from benchmarks import _cards, tiny_vlm
 from benchmarks._cards import CELL, NAMES, SIGNS, Cards, Kind, draw
 from benchmarks._tiny_reader import Given, Reading, Schedule, Setting, Training, everything, reader, shown
 
+ROOT = Path(__file__).resolve().parents[1]
 DATA = Cards(6)
 SIZED = Cards(4, kind=Kind(levels=3))
 
@@ -136,3 +139,14 @@ def test_a_checkpoint_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[
     command = ["--model", str(folder), "--data", str(tmp_path / "lines.jsonl"), "--out", str(tmp_path / "out")]
     assert tiny_vlm.main([*command, "--steps", "1", "--held-out", "1", "--budget", "4", "--rank", "2", "--accumulate", "1"]) == 0
     assert (tmp_path / "out" / "selector").is_dir()
+
+
+def test_the_command_draws_trains_and_prints_a_table(tmp_path: Path) -> None:
+    """In processes of its own: what reads a query has run OpenMP in the first one, which forked ones would not survive."""
+    size = ["--boards", "8", "--warm", "4", "--steps", "2", "--count", "8", "--rows", "query; learned"]
+    command = [sys.executable, "-m", "benchmarks.tiny_vlm", "--quick", *size, "--json", str(tmp_path / "tiny.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "tiny.json").read_text())["figures"]
+    assert {"query, 16", "learned, 16"} <= set(figures) and (tmp_path / "tiny.png").exists()
+    assert "points of learned above downscale" not in done.stdout  # no row, no gate
