@@ -101,6 +101,9 @@ TEXVLM_ACCESS(16)
   T __tsan_atomic##n##_fetch_add(volatile void* p, T v, int) {                                                        \
     return change<T>(p, [v](volatile T* at) { return __atomic_fetch_add(at, v, __ATOMIC_SEQ_CST); });                 \
   }                                                                                                                   \
+  T __tsan_atomic##n##_fetch_sub(volatile void* p, T v, int) {                                                        \
+    return change<T>(p, [v](volatile T* at) { return __atomic_fetch_sub(at, v, __ATOMIC_SEQ_CST); });                 \
+  }                                                                                                                   \
   int __tsan_atomic##n##_compare_exchange_strong(volatile void* p, T* expected, T v, int, int) {                      \
     return change<T>(p, [=](volatile T* at) {                                                                         \
       return static_cast<T>(__atomic_compare_exchange_n(at, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)); \
