@@ -23,8 +23,8 @@ from texvlm.qwen.batch import IGNORED, PreparedBatch
 from texvlm.qwen.selectors import Choice
 from texvlm.qwen.tiny import END, IMAGE, START
 
-BATCH, DENSE_BATCH = 32, 8
-"""Pictures of a step; the second where the tower sees all of each, at sixteen times the cost."""
+BATCH, TOKENS = 32, 1024
+"""Pictures of a step, but no more than have so many tokens in the tower."""
 
 WIDTH = 96
 _ROTARY = {"rope_type": "default", "mrope_section": [4, 4, 4], "mrope_interleaved": True, "rope_theta": 1e4}
@@ -81,6 +81,10 @@ class Setting:
     def dense(self) -> bool:
         """Whether the tower sees all of a picture."""
         return (self.k is None or self.mode != "prune_pre") and not self.shrinks
+
+    def pictures(self, data: Cards) -> int:
+        """Of a step."""
+        return min(BATCH, TOKENS // (data.kind.groups**2 if self.k is None or self.dense else self.k))
 
 
 class Reading:
@@ -150,7 +154,7 @@ class Reading:
         Choosing is part of the time.
         """
         self.model.eval()
-        size, right, kept, seconds = DENSE_BATCH if self.setting.dense else BATCH, [], 0.0, 0.0
+        size, right, kept, seconds = self.setting.pictures(data), [], 0.0, 0.0
         for first in range(0, count, size):
             examples = [data[i] for i in range(first, min(count, first + size))]
             start = time.perf_counter()
@@ -235,8 +239,8 @@ class Training:
 
     def examples(self) -> list[dict[str, Any]]:
         """Those of the next step, each with a question of chance first."""
-        size = DENSE_BATCH if self.reading.setting.dense else BATCH
         data = self.data[self.step * len(self.data) // self.schedule.steps]
+        size = self.reading.setting.pictures(data)
         found = []
         for i in torch.randint(len(data), (size,), generator=self.generator).tolist():
             example = dict(data[i])

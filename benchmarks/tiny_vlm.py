@@ -197,7 +197,6 @@ ROWS = {
     "three sizes: oracle, levels": Row(_oracle(coarse=True), SIZES, (16, 8)),
     "1024 groups: downscale": Row(_shrunk, LARGE, LARGE_BUDGET),
     "1024 groups: random": Row(_named("random"), LARGE, LARGE_BUDGET),
-    "1024 groups: salience": Row(_named("salience"), LARGE, LARGE_BUDGET),
     "1024 groups: learned": Row(_learned(LARGE), LARGE, LARGE_BUDGET),
     "1024 groups: oracle": Row(_oracle(), LARGE, LARGE_BUDGET),
 }
@@ -292,7 +291,7 @@ def options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Those of this file, and the rest for the harness."""
     parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
     parser.add_argument("--seeds", type=int, help="how many (3; with --quick 1)")
-    parser.add_argument("--steps", type=int, help="of each row (100; with --quick 15)")
+    parser.add_argument("--steps", type=int, help="of each row (90; with --quick 15)")
     parser.add_argument("--warm", type=int, help="steps of the reader before (480; with --quick 48)")
     parser.add_argument(
         "--boards", type=int, help="pictures of a kind to learn from, each with eight questions (800; with --quick 60)"
@@ -305,7 +304,7 @@ def options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
         parser.print_help()
     args, rest = parser.parse_known_args(argv)
     quick = "--quick" in rest
-    for name, full, short in (("seeds", 3, 1), ("steps", 100, 15), ("warm", 480, 48), ("boards", 800, 60), ("count", 400, 80)):
+    for name, full, short in (("seeds", 3, 1), ("steps", 90, 15), ("warm", 480, 48), ("boards", 800, 60), ("count", 400, 80)):
         setattr(args, name, getattr(args, name) or (short if quick else full))
     usual = (BUDGET,) if quick else None
     args.budgets = tuple(int(n) for n in args.budgets.split(",")) if args.budgets else usual
