@@ -61,7 +61,7 @@ BUFFER = torch.zeros(1, 1, 3)
         (lambda: texvlm.build_channels(IMAGE, 5), "previous must be a tensor.*got int"),
         (lambda: texvlm.build_channels(IMAGE, channels=[2.5]), "channels must be names or indices from 0 to 39, got 2.5"),
         (lambda: texvlm.build_channels(IMAGE, channels=[True]), "channels must be names or indices from 0 to 39, got True"),
-        (lambda: texvlm.build_channels(IMAGE, channels="all"), "no channel 'all'; leave channels out for all"),
+        (lambda: texvlm.build_channels(IMAGE, channels="every"), "no channel 'every'; leave channels out for all"),
         (lambda: texvlm.build_channels(IMAGE, fixation=[0.5, 0.5]), "fixation must be a tensor, got list"),
         (lambda: texvlm.build_channels(IMAGE, fixations=torch.rand(3, 4, 2)), r"fixations must be \[B, P, 2\] with B = 1"),
         (lambda: texvlm.build_channels(IMAGE, n_superpixels=0), "n_superpixels must be at least 1, got 0"),

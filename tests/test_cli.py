@@ -208,11 +208,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"texvlm {texvlm.__version__}\n"
 
 
-def test_bench_help_names_the_command(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--help"]) == 0
-    assert capfd.readouterr().out.startswith("usage: texvlm bench ")
-
-
 def test_doctor_speaks_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
@@ -279,6 +274,10 @@ def test_doctor_speaks_when_the_extension_does_not_load(checkout: Path, what: st
     assert says in done.stdout
     assert "\nmissing:\n" in done.stdout
     assert says in python(checkout, "-c", "import texvlm", see="broken").stderr
+    command = checkout.parent / "texvlm"  # as pip writes it
+    command.write_text(f"import sys\nsys.path.insert(0, {str(checkout)!r})\nfrom texvlm.cli import main\nsys.exit(main())\n")
+    launched = python(checkout, str(command), "doctor", see="broken")
+    assert (launched.returncode, launched.stdout) == (1, done.stdout)
 
 
 def test_doctor_names_the_cards_as_setup_wrote_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

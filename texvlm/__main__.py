@@ -1,4 +1,4 @@
-"""`python -m texvlm`: doctor, view, select, bench."""
+"""`python -m texvlm`, the same as the command `texvlm`: see texvlm.cli."""
 
 from texvlm.cli import main
 

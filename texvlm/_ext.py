@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from texvlm import _load
@@ -16,7 +17,7 @@ try:
     _load.extension()
     from texvlm import _C
 except Exception as error:  # a torch that does not load fails in many ways
-    if sys.argv[:2] == ["-m", "doctor"]:  # `python -m texvlm doctor` is there for exactly this
+    if Path(sys.argv[0]).name in ("-m", "texvlm") and sys.argv[1:2] == ["doctor"]:  # which is there for exactly this
         from texvlm.cli import doctor
 
         raise SystemExit(doctor.run()) from None

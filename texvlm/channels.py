@@ -83,28 +83,35 @@ MINIMAL: tuple[int, ...] = tuple(channel.index for channel in CHANNELS if channe
 
 _BY_NAME = {channel.name: channel.index for channel in CHANNELS}
 
+GROUPS = {"all": tuple(range(len(CHANNELS))), "minimal": MINIMAL, "embedding": tuple(_BY_NAME[name] for name in EMBEDDING)}
+"""Names of several channels, wherever channels are named."""
+
 
 def channel_indices(channels: str | Sequence[str | int] | None) -> list[int]:
-    """The channels argument as indices into `CHANNELS`: None is all 40, "minimal" is `MINIMAL`, else names or indices."""
-    if channels is None:
-        return list(range(len(CHANNELS)))
-    if isinstance(channels, str):
-        channels = MINIMAL if channels == "minimal" else [channels]
-    indices = []
-    for channel in channels:
-        if isinstance(channel, str):
-            if channel not in _BY_NAME:
-                raise ValueError(
-                    f"no channel {channel!r}; leave channels out for all, 'minimal' (as the whole argument) for those that need no other "
-                    f"source, or name some: {', '.join(_BY_NAME)}"
-                )
-            channel = _BY_NAME[channel]
-        if isinstance(channel, bool) or not hasattr(channel, "__index__") or not 0 <= channel < len(CHANNELS):
-            raise ValueError(f"channels must be names or indices from 0 to {len(CHANNELS) - 1}, got {channel!r}")
-        indices.append(int(channel))
-    if not indices or len(set(indices)) != len(indices):
-        raise ValueError(f"channels must name at least one channel, each once, got {list(channels)}")
-    return indices
+    """The channels argument as indices into `CHANNELS`: names, indices and names of `GROUPS`; None is all 40.
+
+    A group stands for those of its channels that are not named by themselves.
+    """
+    channels = ["all"] if channels is None else [channels] if isinstance(channels, str) else list(channels)
+    wanted = [channel if isinstance(channel, str) and channel in GROUPS else _index_of(channel) for channel in channels]
+    named = [index for index in wanted if isinstance(index, int)]
+    if not wanted or len(set(named)) != len(named):
+        raise ValueError(f"channels must name at least one channel, each once, got {channels}")
+    members = ([w] if isinstance(w, int) else [index for index in GROUPS[w] if index not in named] for w in wanted)
+    return list(dict.fromkeys(index for some in members for index in some))
+
+
+def _index_of(channel: str | int) -> int:
+    if isinstance(channel, str):
+        if channel not in _BY_NAME:
+            known = ", ".join(name for name in (*GROUPS, *_BY_NAME) if name not in EMBEDDING)
+            raise ValueError(
+                f"no channel {channel!r}; leave channels out for all, or name some: {known}, embedding_0 to embedding_15"
+            )
+        return _BY_NAME[channel]
+    if isinstance(channel, bool) or not hasattr(channel, "__index__") or not 0 <= channel < len(CHANNELS):
+        raise ValueError(f"channels must be names or indices from 0 to {len(CHANNELS) - 1}, got {channel!r}")
+    return int(channel)
 
 
 def build_channels(
@@ -135,8 +142,9 @@ def build_channels(
             it, which also brings its saliency, its relevance to its query, and its histories (15-17, 37), all moved along the flow.
         query: what is looked for: a text, or a vector [16] or [D] (see `Embedding.query`). It needs `embedding` and is kept in
             `meta["query_vector"]`, for `relevance(texture)`, and for channel 15 of the next frame.
-        channels: which ones, in the order wanted: None for all 40, "minimal" (0-11 and 34), names or indices of `CHANNELS`. A channel
-            without a source (no previous picture, no embedding) is zero, and `meta` says so.
+        channels: which ones, in the order wanted: None for all 40, or names and indices of `CHANNELS`; "all", "minimal" (0-11 and 34)
+            and "embedding" (18-33) are names of several. One without a source (no previous picture, no embedding) is zero, and `meta`
+            says so.
         fixation: where the eye is, uv [B, 2] (or [2]), for the eccentricity; the centre by default. One that is not finite gives 0.
         levels: of the pyramid; all by default.
         dtype: of the texels: float32, float64, float16 or bfloat16. By default the picture's, float32 for uint8. Arithmetic is in
@@ -177,7 +185,7 @@ def build_channels(
         raise ValueError(f"given must name channels or 'embedding', got {', '.join(strangers)}")
     rows = [CHANNELS[i] for i in channel_indices(channels)]
     sources = Sources(as_rgb(image), previous, [row.name for row in rows], given)
-    sources.follow(flow, always=channels is None)
+    sources.follow(flow, always=len(rows) == len(CHANNELS))
     sources.add_previous()
     sources.add_histories(fixations, gaze)
     sources.add_clusters(integer("n_superpixels", n_superpixels, 1))

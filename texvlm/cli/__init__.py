@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from texvlm import __version__
@@ -21,7 +22,34 @@ SELECT_PATHS = ("salience", "query", "anisotropic_text", "five_stage", "adaptive
 DEFAULT_PATH = "learned"
 """Without a query."""
 
+COLUMNS = {
+    "index": "of the cell, row by row: row * columns of the grid + col",
+    "row": "from the top, of cells",
+    "col": "from the left, of cells",
+    "x": "left edge, in pixels",
+    "y": "upper edge, in pixels",
+    "width": "in pixels",
+    "height": "in pixels",
+    "lod": "level: a token of level l covers 2**l x 2**l cells, this one the upper left of them",
+    "score": "by which it was chosen",
+}
+"""Of what `select` says of a cell, in JSON and in CSV."""
+
 FILM = "texvlm-video.mp4"
+
+CHANNEL_COLUMNS = """columns, and the fields of the JSON's list:
+
+  index        its number, for --channels and channels= as good as its name
+  name
+  needs        besides a picture: an option of view, or what build_channels takes under the same name; a model gives it by given=
+  reducer      mips: mean, max, min or mode of the texels below
+  film         what VideoStream does with it: exact in each frame, lagged (made at key frames and moved along the flow between),
+               carried (moved along the flow, and made anew where that fails), or given from outside
+  description  what it shows
+  range        in the JSON: [least, largest], null where there is no largest
+  halo         in the JSON: how many pixels away a texel still depends on, null where on the whole picture or on something else
+
+names of several: all; minimal, those that need no more than pictures; embedding, its 16 axes"""
 
 CELLS = """the JSON is {"film": {...}, "frames": [{...}, ...], "ended": "..."}, a line a frame:
 
@@ -104,13 +132,20 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="versions, devices, CUDA and GL: what works, what is missing, how to get it")
 
     view = commands.add_parser("view", help="one picture of what texvlm sees in an image and which cells it keeps")
-    view.add_argument("-o", "--output", default="texvlm-view.png", metavar="OUT.png", help="where to write it (%(default)s)")
+    view.add_argument(
+        "-o",
+        "--output",
+        default="texvlm-view.png",
+        metavar="OUT.png",
+        help="where to write it (%(default)s); - is standard output",
+    )
     view.add_argument("--dpi", type=between(20, 1200), default=160, help="pixels per inch of the drawing (%(default)s)")
     view.add_argument(
         "--channels",
         default="all",
         metavar="NAMES",
-        help="which to build and draw: all that have a source here (the default), minimal, or names with commas between them",
+        help="which to build and draw: all that have a source here (the default), or names and numbers with commas between them, "
+        "minimal and embedding among them: see texvlm channels",
     )
     view.add_argument("--previous", metavar="IMAGE", help="the frame before, as large: brings motion, flow and what was salient")
     view.add_argument("--query", metavar="TEXT", help="what to look for, such as seven: the cells are then kept by relevance")
@@ -128,9 +163,11 @@ def parser() -> argparse.ArgumentParser:
 
     select = commands.add_parser(
         "select",
-        help="the kept cells as JSON",
-        description="The kept cells as JSON, best first. x, y, width and height are pixels of the picture in its file, upright, "
-        "also where --max-size shrinks it; row, col and index count cells of the grid.",
+        help="the kept cells as JSON or CSV",
+        description="The kept cells, best first. Pixels are those of the picture in its file, upright, also where --max-size shrinks it.",
+        epilog='of each cell, as columns of the CSV and in the JSON\'s "cells":\n\n'
+        + "".join(f"  {name:8}{what}\n" for name, what in COLUMNS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     select.add_argument(
         "--path",
@@ -140,7 +177,8 @@ def parser() -> argparse.ArgumentParser:
     select.add_argument(
         "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: the cells are then kept by relevance"
     )
-    select.add_argument("--json", default="-", metavar="FILE", help="where to write them; - is standard output (the default)")
+    select.add_argument("--json", metavar="FILE", help="write the JSON there; - is standard output (the default without --csv)")
+    select.add_argument("--csv", action="store_true", help="a table on standard output: a header, and a row for each cell")
 
     for command, largest in ((view, 2048), (select, 0)):
         command.add_argument("image", metavar="IMAGE", help="any picture that Pillow reads; - is standard input")
@@ -151,8 +189,18 @@ def parser() -> argparse.ArgumentParser:
             type=positive,
             default=largest or None,
             metavar="PX",
-            help=f"shrink a picture whose longer side exceeds this ({largest or 'never'})",
+            help=f"shrink a picture whose longer side exceeds this ({largest or 'never'}), and read one of any size",
         )
+
+    channels = commands.add_parser(
+        "channels",
+        help="the channels that there are: what they show and what they need",
+        description="The channels: their numbers and names, what each needs, how texels become one on the next level (mips), what "
+        "happens to it from frame to frame of a film, and what it shows.",
+        epilog=CHANNEL_COLUMNS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    channels.add_argument("--json", nargs="?", const="-", metavar="FILE", help="as JSON; - is standard output (the default)")
 
     _add_video(commands)
     chat = commands.add_parser(
@@ -191,12 +239,23 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("--show", metavar="OUT.png", help="write what the model sees of the pictures")
     chat.add_argument("--device", default="auto", help="cpu, cuda, or auto: cuda where there is one (the default)")
 
-    commands.add_parser(
-        "bench",
-        add_help=False,
-        help="the benchmarks of a checkout: bench [NAME ...] [--quick] [--json FOLDER]",
-    )
+    _add_bench(commands)
     return top
+
+
+def _add_bench(commands: Any) -> None:
+    from texvlm.cli import bench
+
+    what = "the benchmarks of a checkout, each in a process of its own"
+    parser = commands.add_parser(
+        "bench", help=what, description=f"{what[0].upper()}{what[1:]}: what each stage costs beside its peers."
+    )
+    known = ", ".join(bench.names()) or "all; they are part of the source, so this runs in a checkout only"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=known)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; gates are printed all the same")
+    parser.add_argument("--json", metavar="FOLDER", type=Path, help="write all figures there, one NAME.json each")
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch and OpenCV (theirs)")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 when a gate is missed")
 
 
 def _add_video(commands: Any) -> None:
@@ -253,18 +312,28 @@ def _add_video(commands: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    top = parser()
-    args, rest = top.parse_known_args(argv)
-    args.rest = rest
-    if rest and args.command != "bench":  # which hands its arguments on
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    from texvlm.cli.output import give_up, refused
+
+    name = "texvlm"
     try:
-        status: int = importlib.import_module(f"texvlm.cli.{args.command}").run(args)
+        try:
+            args = parser().parse_args(argv)
+            name = f"texvlm {args.command}"
+            status: int = importlib.import_module(f"texvlm.cli.{args.command}").run(args)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # what is refused can be told here, and no longer when Python ends
     except Complaint as complaint:
-        print(f"texvlm {args.command}: {complaint}", file=sys.stderr)
+        print(f"{name}: {complaint}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `texvlm select photo.jpg | head`
-        sys.stderr.close()
+        give_up()
+        return 1
+    except OSError as error:
+        if not refused(error):
+            raise
+        give_up()
+        print(f"{name}: cannot write to standard output: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

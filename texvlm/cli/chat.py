@@ -14,6 +14,7 @@ import torch
 
 from texvlm.cli import DEFAULT_PATH, Complaint, plural
 from texvlm.cli.image import read_picture
+from texvlm.cli.output import is_plain, writing
 from texvlm.cli.select import query_text
 
 
@@ -175,7 +176,7 @@ def _figures(batch: Any, adapter: Any, first: bool, chosen: float, clock: Clock)
 
 
 def _check_writable(path: str) -> None:
-    if not path.lower().endswith(".png"):
+    if not path.lower().endswith(".png") and is_plain(Path(path)):
         raise Complaint(f"--show must end in .png, got {path}")
     if not Path(path).resolve().parent.is_dir():
         raise Complaint(f"no such folder: {Path(path).parent}")
@@ -187,7 +188,5 @@ def show(kept: list[Any], path: str) -> None:
 
     width = max(picture.shape[2] for picture in kept)
     padded = [torch.nn.functional.pad(picture, (0, width - picture.shape[2])) for picture in kept]
-    try:
-        Image.fromarray(torch.cat(padded, dim=1).permute(1, 2, 0).numpy()).save(path)
-    except OSError as error:
-        raise Complaint(f"cannot write {path}: {error.strerror or error}") from None
+    with writing(path, "wb") as file:
+        Image.fromarray(torch.cat(padded, dim=1).permute(1, 2, 0).numpy()).save(file, "PNG")

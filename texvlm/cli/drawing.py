@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +19,8 @@ ONLY, BOTH = ((0.98, 0.64, 0.26), (0.36, 0.66, 0.98)), (0.92, 0.93, 0.95)  # of 
 WHY = {"salience": "from edges, entropy and saliency", "learned": "what there is to read or look at"}
 
 
-def draw(scene: Scene, path: Path, dpi: int) -> None:
-    """Draws the scene into a PNG."""
+def draw(scene: Scene, dpi: int) -> bytes:
+    """Draws the scene as a PNG."""
     texture, selection, colours = scene.texture, scene.selection, scene.colours
     height, width = scene.picture.height, scene.picture.width
     at = plan(scene)
@@ -54,7 +53,7 @@ def draw(scene: Scene, path: Path, dpi: int) -> None:
     page.title(*at.pyramid, "The pyramid", texels)
     _pyramid(page, at, colours)
     _sheet(page, at, scene)
-    page.save(path)
+    return page.png()
 
 
 def plan(scene: Scene) -> Layout:

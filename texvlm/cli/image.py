@@ -6,6 +6,8 @@ import dataclasses
 import io
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor
 
 from texvlm.cli import Complaint
+
+GAP = 2.0  # what shrinks a picture fast, while it is decoded or by whole pixels, leaves it at least so many times too large for Lanczos
 
 
 @dataclasses.dataclass
@@ -45,7 +49,8 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
 
     Args:
         name: the file; "-" is standard input.
-        max_size: a longer side is shrunk to this many pixels.
+        max_size: a longer side is shrunk to this many pixels, a JPEG's in part while it is decoded. Pillow's limit of pixels, which
+            is there for memory's sake, then does not hold.
 
     Raises:
         Complaint: with one line that says what is wrong with the file.
@@ -57,13 +62,22 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
 
     path, source = Path(name), _source(name)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _any_size(max_size is not None):
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(source) as file:
+                size = file.size
+                if max_size is not None:
+                    wanted = (max(1, round(GAP * side * max_size / max(size))) for side in size)
+                    file.draft(file.mode, tuple(wanted))
                 file.load()
-                return _to_rgb(file, path, max_size)
+                return _to_rgb(file, size, path, max_size)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise Complaint(f"{path} has too many pixels (the limit is {Image.MAX_IMAGE_PIXELS:,})") from None
+        limit = f"{Image.MAX_IMAGE_PIXELS:,} pixels"
+        raise Complaint(
+            f"{path} has more than {limit}, Pillow's limit: --max-size 2048 reads it all the same, and shrinks it"
+        ) from None
+    except MemoryError:
+        raise Complaint(f"{path} has more pixels than there is memory for") from None
     except UnidentifiedImageError:
         raise Complaint(f"{path} is not a picture that Pillow can read") from None
     except PermissionError:
@@ -75,6 +89,19 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
         EOFError,
     ) as error:  # what Pillow's decoders raise on broken files
         raise Complaint(f"{path} is broken: {error}") from None
+
+
+@contextmanager
+def _any_size(allowed: bool) -> Iterator[None]:
+    """Lifts Pillow's limit of pixels."""
+    from PIL import Image
+
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None if allowed else limit
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
 def _source(name: str) -> Path | io.BytesIO:
@@ -95,14 +122,16 @@ def _source(name: str) -> Path | io.BytesIO:
     return path
 
 
-def _to_rgb(file: Any, path: Path, max_size: int | None) -> Picture:
+def _to_rgb(upright: Any, size: tuple[int, int], path: Path, max_size: int | None) -> Picture:
+    """Of a file that is loaded, in part of its `size` (width, height); it is turned in place."""
     import numpy as np
     from PIL import Image, ImageOps
 
     remarks = []
-    upright = ImageOps.exif_transpose(file)
-    if upright.size != file.size or file.getexif().get(0x0112, 1) != 1:
+    if (orientation := upright.getexif().get(0x0112, 1)) != 1:
         remarks.append("turned upright as its EXIF orientation says")
+    ImageOps.exif_transpose(upright, in_place=True)
+    full = size if orientation in (5, 6, 7, 8) else size[::-1]  # (height, width)
 
     if upright.mode.startswith("I") or upright.mode == "F":  # 16 or 32 bits of grey
         grey = np.asarray(upright, dtype=np.float32)
@@ -122,12 +151,10 @@ def _to_rgb(file: Any, path: Path, max_size: int | None) -> Picture:
     elif upright.mode != "RGB":
         upright = upright.convert("RGB")
 
-    full = (upright.size[1], upright.size[0])
-    if max_size is not None and max(upright.size) > max_size:
-        before = upright.size
-        scaled = [max(1, round(side * max_size / max(before))) for side in before]
-        upright = upright.resize((scaled[0], scaled[1]), Image.Resampling.LANCZOS)
-        remarks.append(f"shrunk from {before[0]} x {before[1]} (--max-size)")
+    if max_size is not None and max(full) > max_size:
+        height, width = (max(1, round(side * max_size / max(full))) for side in full)
+        upright = upright.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=GAP)
+        remarks.append(f"shrunk from {full[1]} x {full[0]} (--max-size)")
 
     pixels = torch.from_numpy(np.array(upright))  # a writable copy
     if pixels.ndim == 2:

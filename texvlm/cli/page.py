@@ -5,9 +5,9 @@ All positions are inches from the top left corner of the page; the page takes it
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -95,11 +95,13 @@ class Page:
         self.text(x, y - 0.35, title, 15, BRIGHT, weight="bold")
         self.text(x, y - 0.12, subtitle, 10.5, FAINT)
 
-    def save(self, path: Path) -> None:
-        """Writes the page."""
+    def png(self) -> bytes:
+        """The page as a file."""
+        file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a name in letters that the font lacks
-            self.figure.savefig(path, dpi=self.dpi, facecolor=PAGE, metadata={"Software": "texvlm"})
+            self.figure.savefig(file, format="png", dpi=self.dpi, facecolor=PAGE, metadata={"Software": "texvlm"})
+        return file.getvalue()
 
 
 class Layout:

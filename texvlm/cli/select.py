@@ -1,16 +1,17 @@
-"""`select IMAGE`: the kept cells as JSON, and nothing else on standard output."""
+"""`select IMAGE`: the kept cells as JSON or CSV, and nothing else on standard output."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
-from texvlm.cli import DEFAULT_PATH, Complaint
+from texvlm.cli import COLUMNS, DEFAULT_PATH, Complaint
 from texvlm.cli.image import Picture, read_picture
+from texvlm.cli.output import writing
 
 
 def choose(image: Any, k: int, cell: int, said: list[str] | None = None, **options: Any) -> Any:
@@ -98,17 +99,20 @@ def asked(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """The command."""
+    if args.csv and args.json == "-":
+        raise Complaint("--csv and --json - both write to standard output: name a file for --json")
     picture = read_picture(args.image, args.max_size)
     said: list[str] = []
     selection = choose(picture.image, args.k, args.cell, said, **asked(args))
     for line in said:
         print(f"texvlm: {line}", file=sys.stderr)
-    text = json.dumps(describe(picture, selection), indent=1)
-    if args.json == "-":
-        print(text, flush=True)
-        return 0
-    try:
-        Path(args.json).write_text(text + "\n")
-    except OSError as error:
-        raise Complaint(f"cannot write {args.json}: {error.strerror}") from None
+    found = describe(picture, selection)
+    if args.json is not None or not args.csv:
+        with writing(args.json or "-") as file:
+            file.write(json.dumps(found, indent=1) + "\n")
+    if args.csv:
+        with writing("-") as file:
+            rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            rows.writeheader()
+            rows.writerows(found["cells"])
     return 0

@@ -13,11 +13,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from torch import Tensor
 
 from texvlm.cli import FILM, Complaint, plural
+from texvlm.cli.output import writing
 from texvlm.cli.select import query_text
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
@@ -72,7 +73,7 @@ class Bill:
 class CellsFile:
     """The cells of each frame as JSON: one document, one line a frame, which is whole whenever it is closed."""
 
-    def __init__(self, file: TextIO, head: dict[str, Any]) -> None:
+    def __init__(self, file: IO[str], head: dict[str, Any]) -> None:
         self.file, self.first = file, True
         file.write(f'{{"film": {json.dumps(head)},\n"frames": [')
 
@@ -200,7 +201,9 @@ def watch(args: argparse.Namespace, film: Any, stream: Any, output: Path | None,
         writer = None if output is None else Writer(output, film.rate)
         if writer is not None:
             stack.callback(writer.close)
-        cells = None if args.json is None else CellsFile(_json_file(args.json, stack), _head(args, film, stream))
+        cells = None
+        if args.json is not None:
+            cells = CellsFile(stack.enter_context(writing(args.json)), _head(args, film, stream))
         if cells is not None:
             stack.callback(lambda: cells.close(ended[0]))
         total = min((n for n in (film.frame_count, args.limit) if n is not None), default=None)
@@ -241,15 +244,6 @@ def _decoded(film: Any, limit: int | None, bill: Bill) -> Iterator[tuple[float, 
             return
         bill.add_time("decode", start)
         yield found
-
-
-def _json_file(name: str, stack: ExitStack) -> TextIO:
-    if name == "-":
-        return sys.stdout
-    try:
-        return stack.enter_context(open(name, "w"))
-    except OSError as error:
-        raise Complaint(f"cannot write {name}: {error.strerror}") from None
 
 
 def _head(args: argparse.Namespace, film: Any, stream: Any) -> dict[str, Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import torch
 from torch import Tensor
 
 from texvlm.cli import DEFAULT_PATH, Complaint, plural
 from texvlm.cli.image import Picture, read_picture
+from texvlm.cli.output import is_plain, writing
 from texvlm.cli.select import choose, query_text
 from texvlm.learned import VALUE_CHANNELS
 from texvlm.paths import SCORE_CHANNELS
@@ -81,24 +83,16 @@ def timed(work: Callable[[], R]) -> tuple[R, float]:
 
 
 def channel_names(text: str) -> list[str]:
-    """`--channels` as names: all, minimal, or a list with commas; "embedding" is its 16 axes."""
-    import texvlm
+    """`--channels`, a list with commas of what `build_channels` takes as names and numbers, as names."""
+    from texvlm.channels import CHANNELS, channel_indices
 
-    axes = [channel.name for channel in texvlm.CHANNELS if channel.name.startswith("embedding_")]
-    if text.strip() == "all":
-        return [channel.name for channel in texvlm.CHANNELS]
-    if text.strip() == "minimal":
-        return [texvlm.CHANNELS[index].name for index in texvlm.MINIMAL]
-    names: list[str] = []
-    for name in text.replace(",", " ").split():
-        names += axes if name == "embedding" else [name]
-    known = [channel.name for channel in texvlm.CHANNELS if channel.name not in axes]
-    if strangers := [name for name in names if name not in (*known, *axes)]:
-        there = ", ".join((*known, "embedding (or embedding_0 to embedding_15)"))
-        raise Complaint(f"--channels: no channel {strangers[0]!r}; there are all, minimal, {there}")
-    if not names:
+    words = dict.fromkeys(text.replace(",", " ").split())
+    if not words:
         raise Complaint("--channels names none")
-    return list(dict.fromkeys(names))
+    try:
+        return [CHANNELS[index].name for index in channel_indices([int(w) if w.isdecimal() else w for w in words])]
+    except ValueError as error:
+        raise Complaint(f"--channels: {error}") from None
 
 
 def without_source(names: list[str], sources: Sources) -> dict[str, str]:
@@ -268,8 +262,10 @@ def handed_in(args: argparse.Namespace, picture: Picture) -> Sources:
 
 def run(args: argparse.Namespace) -> int:
     """The command."""
-    output = Path(args.output)
-    if output.suffix.lower() != ".png":
+    output, piped = Path(args.output), args.output == "-"
+    if piped and sys.stdout is not None and sys.stdout.isatty():
+        raise Complaint("-o - writes a PNG to standard output, which is a terminal here: texvlm view photo.jpg -o - > out.png")
+    if not piped and output.suffix.lower() != ".png" and is_plain(output):
         raise Complaint(f"the output is a PNG, so its name must end in .png, got {output}")
     if not output.parent.is_dir():
         raise Complaint(f"no such folder: {output.parent}")
@@ -294,13 +290,13 @@ def run(args: argparse.Namespace) -> int:
     scene, stages = look(picture, args.k, args.cell, args.channels, sources, args.path)
 
     start = time.perf_counter()
-    try:
-        draw(scene, output, args.dpi)
-    except OSError as error:
-        raise Complaint(f"cannot write {output}: {error.strerror or error}") from None
-    drawn = Stage("draw", output.name, 1e3 * (time.perf_counter() - start), output.stat().st_size / 1e6)
+    png = draw(scene, args.dpi)
+    with writing(args.output, "wb") as file:
+        file.write(png)
+    drawn = Stage("draw", "a PNG" if piped else output.name, 1e3 * (time.perf_counter() - start), len(png) / 1e6)
 
-    print_table([read, *stages, drawn])
+    said = sys.stderr if piped else sys.stdout
+    print_table([read, *stages, drawn], said)
     total = scene.selection.grid[0] * scene.selection.grid[1]
     if args.k > total:
         all_of_them = "it is kept" if total == 1 else "all are kept"
@@ -314,12 +310,13 @@ def run(args: argparse.Namespace) -> int:
     if remark := plan(scene).out_of_shape():
         picture.remarks.append(f"the picture is {remark}")
     for remark in picture.remarks:
-        print(f"note: {remark}")
-    print(f"the picture is at {output.resolve()}")
+        print(f"note: {remark}", file=said)
+    if not piped:
+        print(f"the picture is at {output.resolve()}")
     return 0
 
 
-def print_table(stages: list[Stage]) -> None:
+def print_table(stages: list[Stage], to: TextIO) -> None:
     """What each stage did and cost; a plain table where rich is not installed."""
     note = (
         f"milliseconds: median of up to {REPEATS} calls on {plural(torch.get_num_threads(), 'CPU thread')} (read, draw: one);"
@@ -331,15 +328,15 @@ def print_table(stages: list[Stage]) -> None:
         from rich.table import Table
     except ImportError:
         for name, result, ms, mb in [("stage", "result", "ms", "MB"), *rows]:
-            print(f"{name:20} {result:32} {ms:>10} {mb:>9}")
-        print(note)
+            print(f"{name:20} {result:32} {ms:>10} {mb:>9}", file=to)
+        print(note, file=to)
         return
     table = Table(caption=note, caption_justify="left", header_style="bold")
     for title, justify in (("stage", "left"), ("result", "left"), ("ms", "right"), ("MB", "right")):
         table.add_column(title, justify=justify)  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(file=to).print(table)
 
 
 def _megabytes(*tensors: Tensor) -> float:
