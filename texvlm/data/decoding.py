@@ -47,7 +47,8 @@ def jpeg_decoder(name: str = "auto") -> Decode | None:
             return load()
         except Exception as error:  # an import fails in many ways: a library that is missing is an OSError or a RuntimeError
             if name != "auto":
-                raise ImportError(f"decoder {name!r} does not load: {str(error).strip().splitlines()[0]}") from error
+                why = str(error).strip().partition("\n")[0]
+                raise ImportError(f"decoder {name!r} does not load: {why}; beside any torch: pip install simplejpeg") from error
     return None
 
 
