@@ -95,6 +95,7 @@ ALLOWED_SKIPS = (
     "onnxruntime is not installed",
     "torchvision is not there",  # make test-cuda-build has it
     "torchdata is not installed",
+    "pyarrow is not installed",
     "the oldest transformers is not installed",  # make test does
 )
 _unexpected: list[str] = []

@@ -105,6 +105,7 @@ ELSEWHERE = (  # what is not run here, and where it is
     "python -m texvlm.training",  # tests/test_training.py
     "torchrun ",
     "python -m texvlm.qwen.finetune",  # tests/test_qwen_training.py
+    "texvlm index",  # tests/test_index.py
 )
 SMALLER = {  # the same at less cost
     "Qwen/Qwen3-VL-2B-Instruct": "./model",
