@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,14 @@ ELSEWHERE = (  # what is not run here, and where it is
 )
 SMALLER = {  # the same at less cost
     "Qwen/Qwen3-VL-2B-Instruct": "./model",
+    "texvlm view": "texvlm view --dpi 40",
     "texvlm chat": "texvlm chat --max-new-tokens 4",
     "720x1280": "144x256",
     "bench pyramid": "bench pyramid --quick",
 }
 
 
-def said(command: list[str] | str, folder: Path, environment: dict[str, str] | None = None) -> str:
+def said(command: list[str] | str, folder: Path, environment: Mapping[str, str] | None = None) -> str:
     """What a command, or a line for the shell, prints."""
     shell = isinstance(command, str)
     done = subprocess.run(
@@ -158,12 +159,14 @@ def bring(site: Path, needs: Iterable[str], extra: str, brought: set[tuple[str, 
 def installed(source: Path, home: Path) -> Path:
     """An environment as `pip install .` makes it, with the extras that the README names, and nothing else that is here.
 
-    The wheel is built beside this torch, whose path is in the commands that made the objects.
+    The wheel is built beside this torch, whose path is in the commands that made the objects, and for the cards that they are for.
     """
     venv.create(home, symlinks=True)
     (site,) = home.glob("lib/python*/site-packages")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    said([*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(home), "."], source)
+    info = texvlm.build_info()
+    switches = {"TEXVLM_CUDA_ARCHS": info["cuda_archs"].replace("+", " ")} if info["cuda"] else {"TEXVLM_NO_CUDA": "1"}
+    said([*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(home), "."], source, os.environ | switches)
     (wheel,) = home.glob("*.whl")
     said([*pip, "--python", str(home / "bin" / "python"), "install", "--no-index", "--no-deps", str(wheel)], source)
     (texvlm_itself,) = distributions(path=[str(site)])
