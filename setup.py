@@ -4,8 +4,8 @@ CUDA sources are compiled wherever the CUDA toolkit is found (texvlm/cli/toolkit
 
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
 TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
-tests/shim); TEXVLM_KERNELS=FOLDER takes CUDA objects that `setup.py kernels` has compiled for the same cards; MAX_JOBS limits the
-compiler processes; CXX, CXXFLAGS and LDFLAGS are honoured.
+tests/shim), TEXVLM_EMULATE=traffic so that they tell what they read and write; TEXVLM_KERNELS=FOLDER takes CUDA objects that
+`setup.py kernels` has compiled for the same cards; MAX_JOBS limits the compiler processes; CXX, CXXFLAGS and LDFLAGS are honoured.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Config:
     search: list[str] = field(default_factory=cpp_extension.library_paths)
     define: list[tuple[str, str | None]] = field(default_factory=list)
     nvcc: list[str] = field(default_factory=list)
+    own: dict[str, list[str]] = field(default_factory=dict)  # further flags of the sources in a folder
     kernels: dict[str, str] = field(default_factory=dict)  # objects and their .cu: empty where it has been compiled before
 
 
@@ -145,6 +146,9 @@ def add_emulated(config: Config) -> None:
     config.sources += emulated_kernels()
     config.cxx.append("-Itests/shim")
     config.define.append(("TEXVLM_EMULATE", None))
+    if os.environ["TEXVLM_EMULATE"] == "traffic":
+        config.own["build/emulated"] = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-U__SANITIZE_THREAD__"]
+        config.own["tests/shim"] = ["-DTEXVLM_SHIM_TRAFFIC"]
     add_kernels(config, ["emulated"], "emulated")
 
 
@@ -177,7 +181,7 @@ def chosen_config() -> Config:
     config = host_config()
     if os.environ.get("TEXVLM_SANITIZE") == "1":
         add_sanitizers(config)
-    if os.environ.get("TEXVLM_EMULATE") == "1":
+    if os.environ.get("TEXVLM_EMULATE") in ("1", "traffic"):
         add_emulated(config)
     elif os.environ.get("TEXVLM_NO_CUDA") != "1" and (home := cuda_home()):
         add_cuda(config, home)
@@ -221,8 +225,9 @@ def ninja_file(config: Config, temp: str, library: str, module: str) -> str:
 
     def compiled(source: str) -> str:
         torch_too = Path(source).parent == Path("csrc")
+        kind = shlex.join(config.own.get(str(Path(source).parent), []))
         out = f"{temp}/{Path(source).with_suffix('.o')}"
-        return edge(out, "compile", [source], header, use=use) if torch_too else edge(out, "compile", [source])
+        return edge(out, "compile", [source], header, use=use) if torch_too else edge(out, "compile", [source], kind=kind)
 
     kernels = [edge(out, "nvcc", [source]) if source else out for out, source in config.kernels.items()]
     edge("kernels", "phony", kernels)

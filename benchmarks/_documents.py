@@ -1,8 +1,8 @@
 """Seeded photographs of documents with known text: what benchmarks, tests and the training of the text scorer look at.
 
 Labels, receipts, signs and captions, rotated, some of low contrast, over photographs of scikit-image, beside clutter that looks
-like text. Two splits share no font, no photograph and not all kinds of clutter, so that a scorer trained on one is tested on what
-it has never seen.
+like text. Two splits share no font and not all kinds of clutter; of the third, "unseen", fonts, words (Greek and Cyrillic), photographs
+and clutter are in no training at all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,11 @@ PROSE = (
     "market garden winter summer number before after between service Monday Friday April museum gallery library pressure model "
     "serial battery warning keep away from children made with natural ingredients best before store in a cool dry place net weight"
 )
-WORDS = PROSE.split()
+GREEK = "σύνολο οδός ανοιχτά φρέσκο καφές νερό ζάχαρη μήλο ποτάμι εισιτήριο σταθμός έξοδος τιμή αγορά κήπος χειμώνας πριν μετά υπηρεσία"
+CYRILLIC = (
+    "сумма улица открыто свежий кофе вода сахар яблоко река билет вокзал выход цена рынок сад зима лето номер перед после музей"
+)
+WORDS = {"train": PROSE.split(), "test": PROSE.split(), "unseen": (GREEK + " " + CYRILLIC).split()}
 
 FONTS = {
     "train": [
@@ -43,10 +48,12 @@ FONTS = {
         "STIXGeneralItalic.ttf",
         "",
     ],
+    "unseen": ["DejaVuSerif-BoldItalic.ttf", "DejaVuSansMono-Oblique.ttf", "STIXGeneralBolIta.ttf"],
 }
 PHOTOS = {
     "train": ["astronaut", "chelsea", "rocket", "motorcycle_left", "retina", "hubble_deep_field", "moon", "ihc"],
     "test": ["coffee", "camera", "motorcycle_right", "coins", "chelsea", "astronaut"],
+    "unseen": ["china", "flower", "coffee", "camera", "cell", "clock_motion"],
 }
 CLUTTER = {
     "train": [
@@ -64,6 +71,7 @@ CLUTTER = {
         "chart",
     ],
     "test": ["stripes", "gravel", "grass", "picture", "brick", "fence", "weave", "branches"],
+    "unseen": ["brick", "fence", "weave", "branches", "grass", "picture"],
 }
 
 
@@ -95,9 +103,10 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
 @functools.cache
 def _photo(name: str) -> Image.Image:
     import skimage
+    import sklearn
 
-    folder = Path(skimage.__file__).parent / "data"
-    return Image.open(next(folder.glob(f"{name}.*"))).convert("RGB")
+    folders = Path(skimage.__file__).parent / "data", Path(sklearn.__file__).parent / "datasets" / "images"
+    return Image.open(next(path for folder in folders for path in folder.glob(f"{name}.*"))).convert("RGB")
 
 
 def _colour(rng: np.random.Generator, light: float) -> tuple[int, int, int]:
@@ -116,7 +125,7 @@ def _crop(rng: np.random.Generator, photo: Image.Image, width: int, height: int)
 
 
 def _tiles(rng: np.random.Generator, name: str, width: int, height: int, split: str) -> Image.Image:
-    """A texture of scikit-image; each split has a half of its own."""
+    """A texture of scikit-image; what is trained on has a half of its own."""
     photo = _photo(name)
     half = photo.width // 2
     photo = photo.crop((0, 0, half, photo.height) if split == "train" else (half, 0, photo.width, photo.height))
@@ -161,6 +170,26 @@ def _clutter(rng: np.random.Generator, kind: str, width: int, height: int, split
         for x in range(-2 * height, width + 2 * height, 2 * step):
             draw.line([(x, 0), (x + slope * height, height)], fill=b, width=max(1, thick // 3))
             draw.line([(x, 0), (x - slope * height, height)], fill=b, width=max(1, thick // 3))
+        return out
+    if kind == "beads":  # rows of polygons, as regular as letters
+        size, sides = step * rng.uniform(0.4, 0.95) / 2, int(rng.integers(3, 7))
+        for y in range(0, height, int(step * rng.uniform(1, 2))):
+            for x in range(0, width, step):
+                shape = (x, y, size)
+                filled = {"fill": b} if thick % 2 else {"outline": b, "width": max(1, thick // 4)}
+                draw.regular_polygon(shape, sides, rotation=float(rng.uniform(0, 360)) if thick % 3 == 0 else 0, **filled)
+        return out
+    if kind == "dashes":  # parallel short strokes
+        turn, length = rng.uniform(0, math.pi), step * rng.uniform(0.4, 1)
+        dx, dy = math.cos(turn) * length, math.sin(turn) * length
+        for _ in range(int(width * height / (step * step * rng.uniform(0.6, 3)))):
+            x, y = rng.uniform(0, width), rng.uniform(0, height)
+            draw.line([(x, y), (x + dx, y + dy)], fill=b, width=max(1, thick // 4))
+        return out
+    if kind == "tiles":  # a roof: rows of arcs, each with its shadow
+        for i, y in enumerate(range(-step, height, max(3, step // 2))):
+            for x in range(-step + i % 2 * step // 2, width, step):
+                draw.arc((x, y, x + step, y + step), 0, 180, fill=b, width=max(1, thick // 4))
         return out
     if kind == "weave":
         for y in range(0, height, step):
@@ -214,7 +243,7 @@ def _clutter(rng: np.random.Generator, kind: str, width: int, height: int, split
     return out
 
 
-def _line_of_text(rng: np.random.Generator, words: int) -> str:
+def _line_of_text(rng: np.random.Generator, words: int, vocabulary: list[str]) -> str:
     parts = []
     for _ in range(words):
         kind = rng.random()
@@ -223,7 +252,7 @@ def _line_of_text(rng: np.random.Generator, words: int) -> str:
         elif kind < 0.3:
             parts.append(str(rng.integers(0, 100000)))
         else:
-            parts.append(WORDS[rng.integers(len(WORDS))])
+            parts.append(vocabulary[rng.integers(len(vocabulary))])
     line = " ".join(parts)
     return line.upper() if rng.random() < 0.25 else line.capitalize() if rng.random() < 0.3 else line
 
@@ -240,7 +269,7 @@ def _block(rng: np.random.Generator, size: int, split: str, limit: int) -> tuple
         "caption": rng.integers(1, 3),
     }[kind]
     words = {"label": (1, 6), "receipt": (2, 4), "sign": (1, 4), "caption": (3, 9)}[kind]
-    lines = [_line_of_text(rng, int(rng.integers(*words))) for _ in range(rows)]
+    lines = [_line_of_text(rng, int(rng.integers(*words)), WORDS[split]) for _ in range(rows)]
     while len(lines) > 1 and len(lines) * size * 1.5 > limit:
         lines.pop()
     lines = [line[: max(1, int(limit / (0.62 * size)))] for line in lines]
@@ -280,7 +309,8 @@ def document(
     sizes: tuple[int, int] = (16, 60),
     split: str = "test",
     share: float = 0.045,
-    angle: float = 8,
+    angle: float | tuple[float, float] = 8,
+    clutter: Sequence[str] | None = None,
 ) -> Document:
     """A document photograph.
 
@@ -288,17 +318,19 @@ def document(
         seed: of everything in it.
         side: pixels a side.
         sizes: of the fonts, in pixels; small ones are as likely as large ones on a logarithmic scale.
-        split: "train" or "test".
+        split: "train", "test" or "unseen".
         share: of the picture, at least, that the outlines of text cover when the last block is placed.
-        angle: largest rotation, in degrees.
+        angle: largest rotation, in degrees, or the least and the largest.
+        clutter: kinds of it; by default those of the split.
     """
     rng = np.random.default_rng([seed, split == "train"])
     names = PHOTOS[split]
     image = _crop(rng, _photo(names[rng.integers(len(names))]), side, side)
+    kinds = CLUTTER[split] if clutter is None else clutter
+    least, most = angle if isinstance(angle, tuple) else (-angle, angle)
     if rng.random() < 0.3:
         image = image.filter(ImageFilter.GaussianBlur(side / 400))
     for _ in range(rng.integers(6, 15)):
-        kinds = CLUTTER[split]
         width, height = (int(v) for v in rng.uniform(0.12, 0.4, 2) * side)
         patch = _clutter(rng, kinds[rng.integers(len(kinds))], width, height, split).convert("RGBA")
         patch = patch.rotate(rng.uniform(-45, 45), Image.Resampling.BILINEAR, expand=True)
@@ -313,7 +345,7 @@ def document(
             break
         size = int(math.exp(rng.uniform(math.log(sizes[0]), math.log(sizes[1] + 1))))
         patch, outlines, lines = _block(rng, size, split, int(0.7 * side))
-        turn = rng.uniform(-angle, angle)
+        turn = rng.uniform(least, most)
         centre = np.array([patch.width / 2, patch.height / 2])
         patch = patch.rotate(turn, Image.Resampling.BICUBIC, expand=True)
         if patch.width > side or patch.height > side:

@@ -1,8 +1,8 @@
 """Trains the weights of texvlm.text_regions on generated documents and writes texvlm/text_weights.f16.
 
 Run from the root of the repository: python -m benchmarks._train_text. It takes some minutes on two cores and reads only the "train"
-split of _documents.py. The target of a cell is the share of it that is text; statistics are computed once, contrast, polarity and
-mirroring are varied on them.
+split of _documents.py. The target of a cell is the share of it that is text; statistics are computed once, contrast, polarity,
+mirroring and quarter turns are varied on them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks._documents import coverage, document
+from benchmarks._documents import CLUTTER, coverage, document
 from texvlm.reference import text
 
 OUT = Path(__file__).resolve().parent.parent / "texvlm" / "text_weights.f16"
 SIDE = 768
+LOOKALIKES = ("beads", "dashes", "tiles")  # what has strokes of one width in rows, or many of them, and says nothing
 BATCH, CROP, REACH = 24, 20, 3  # parts of pictures a step, cells a side, cells that the network looks to each side
 
 
@@ -27,8 +28,9 @@ def scene(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng([seed, 7])
     low = float(np.exp(rng.uniform(np.log(8), np.log(40))))
     sizes = (int(low), int(min(90, low * rng.uniform(1.2, 3))))
-    share = float(rng.choice([0.0, 0.02, 0.06, 0.1], p=[0.05, 0.25, 0.4, 0.3]))
-    d = document(seed, SIDE, sizes, "train", share, angle=float(rng.choice([3, 10, 20])))
+    share = float(rng.choice([0.0, 0.02, 0.06, 0.1], p=[0.1, 0.25, 0.35, 0.3]))
+    angle = float(rng.choice([3, 20, 180], p=[0.2, 0.2, 0.6]))
+    d = document(seed, SIDE, sizes, "train", share, angle, [*CLUTTER["train"], *LOOKALIKES, *LOOKALIKES])
     return text.text_features(d.image[None])[0], d.overlap(text.CELL)
 
 
@@ -51,6 +53,12 @@ def varied(features: torch.Tensor, target: torch.Tensor, g: torch.Generator) -> 
             for level in range(text.TEXT_LEVELS):  # the two diagonals change places
                 order[level * n + 2 : level * n + 4] = torch.tensor([3, 2]) + level * n
             features = features[:, order]
+    if torch.rand((), generator=g) < 0.5:
+        features, target = features.transpose(2, 3), target.transpose(1, 2)
+        order = torch.arange(text.FEATURES)
+        for level in range(text.TEXT_LEVELS):  # x and y change places
+            order[level * n : level * n + n] = torch.tensor([1, 0, 2, 3, 4, 6, 5, 8, 7, 10, 9]) + level * n
+        features = features[:, order]
     return features, target
 
 

@@ -59,6 +59,13 @@ def main() -> int:
     print(f"  {'':28}" + "".join(f"{kind:>13}" for kind in CLASSES) + f"{'all':>13}")
     for name, row in rates.items():
         print(f"  {name:28}" + "".join(f"{v:13.2f}" for v in [*row.values(), sum(row.values()) / len(CLASSES)]))
+    small: dict[str, float] = {}
+    for side in (64, 128):
+        for kind in CLASSES:
+            displays = [display(kind, 71000 + seed, side) for seed in range(count)]
+            small[f"{kind}, {side} px"] = sum(d.hit(texvlm.saliency(d.image)[0]) for d in displays) / count
+    bench.figure("hit rates in small pictures", small)
+    print("  small pictures: " + "; ".join(f"{name} {rate:.2f}" for name, rate in small.items()))
     total = {name: sum(row.values()) / len(CLASSES) for name, row in rates.items()}
     for kind in CLASSES:
         best = max((rates[name][kind] for name in peers), default=0.0)

@@ -66,7 +66,10 @@ def main() -> int:
     image, last = before.float() / 255, now.float() / 255
     bench.compare(
         f"motion of {WIDTH} x {HEIGHT}",
-        {US: lambda: texvlm.motion(image, last, flow), "without flow": lambda: texvlm.motion(image, last)},
+        {
+            US: lambda: texvlm.motion(previous=last, current=image, flow=flow),
+            "without flow": lambda: texvlm.motion(last, image),
+        },
     )
     return bench.finish(
         f"Forward {forward.ratio(TORCH):.1f}x, forward + backward {backward.ratio(TORCH):.1f}x as fast as grid_sample, forward "

@@ -42,6 +42,18 @@ FromCall always(IValue value) {
   return [value = std::move(value)](const Call&) { return value; };
 }
 
+void refuse_transforms(const at::functorch::FuncTorchTLSBase& transforms) {
+  try {
+    transforms.checkSupportsCppAutogradFunction();
+  } catch (const c10::Error&) {
+    TORCH_CHECK(
+        false,
+        "texvlm: torch.func.grad, vjp, jvp and their kin do not see through texvlm's ops, whose gradients are recorded by autograd; "
+        "use torch.autograd.grad(loss, inputs) or .backward(), and torch.autograd.functional.vjp or jacobian for products and "
+        "whole Jacobians");
+  }
+}
+
 namespace {
 
 bool is_tensor(const c10::Argument& a) { return a.type()->isSubtypeOf(*c10::OptionalType::ofTensor()); }

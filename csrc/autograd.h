@@ -160,9 +160,11 @@ template <class A>
 bool records(bool, const A&) {
   return false;
 }
+// Raises inside functorch's transforms, saying what takes gradients instead.
+void refuse_transforms(const at::functorch::FuncTorchTLSBase& transforms);
 template <class... A>
 bool any_records(const A&... arguments) {
-  if (const auto& transforms = at::functorch::functorchTLSAccessor()) transforms->checkSupportsCppAutogradFunction();
+  if (const auto& transforms = at::functorch::functorchTLSAccessor()) refuse_transforms(*transforms);
   const bool grad_mode = c10::GradMode::is_enabled();
   return (records(grad_mode, arguments) || ...);
 }

@@ -8,6 +8,7 @@
 #include "launch.h"
 #include "picture.h"
 #include "pyramid.h"
+#include "reduce.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -20,7 +21,7 @@ struct FlowPass {
   int searches, steps;
   float smoothness, softness;  // see FlowSmooth
 };
-constexpr FlowPass kFinestPass{4, 1, 12, 36.f, 0.12f}, kMiddlePass{5, 3, 4, 112.f, 0.5f}, kCoarsePass{2, 4, 6, 42.f, 0.25f};
+constexpr FlowPass kFinestPass{4, 1, 12, 36.f, 0.12f}, kMiddlePass{5, 3, 4, 60.f, 0.5f}, kCoarsePass{2, 6, 6, 42.f, 1.f};
 
 constexpr int64_t kCoarsestSide = 24;  // the longer side of the coarsest level is at least this: three patches
 constexpr int64_t kCoarseSide = 100;   // levels with shorter sides than this are coarse
@@ -55,6 +56,15 @@ Tensor luma_pyramid(const Tensor& previous, const Tensor& current, const Levels&
   }
   build_mipmaps(data, levels, check_reducers("optical_flow", {"mean"}, 1));
   return data;
+}
+
+// How much contrast each of the pictures has, [2 B]: at their coarsest level, where noise is gone.
+Tensor contrasts(const Tensor& data, const Levels& levels) {
+  const int level = levels.count - 1;
+  Tensor out = new_tensor({data.size(0)}, at::kFloat, data.device());
+  for_each_plane_reduced<FlowContrast, float>(data.device(), data.size(0), levels.height[level], levels.width[level], 2,
+                                              texture_view<const float>(data, levels), level, pointer<float>(out));
+  return out;
 }
 
 // A level's flow, and the tensor that holds it.
@@ -96,7 +106,8 @@ LevelFlow smoothed(const FlowFound& found, const FlowPass& pass, int64_t directi
 }
 
 // Searches a level, from the flow of the coarser one if there is one.
-LevelFlow search_level(const Tensor& data, const Levels& levels, int level, const FlowPass& pass, const LevelFlow& coarse) {
+LevelFlow search_level(const Tensor& data, const Tensor& contrast, const Levels& levels, int level, const FlowPass& pass,
+                       const LevelFlow& coarse) {
   const c10::Device device = data.device();
   const int64_t directions = data.size(0), h = levels.height[level], w = levels.width[level];
   const int64_t rows = (h + pass.stride - 1) / pass.stride, columns = (w + pass.stride - 1) / pass.stride;
@@ -105,6 +116,7 @@ LevelFlow search_level(const Tensor& data, const Levels& levels, int level, cons
                               level,
                               static_cast<int>(pass.stride),
                               directions / 2,
+                              pointer<const float>(contrast),
                               found_in(planes),
                               coarse.grid,
                               0.f,
@@ -165,7 +177,7 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
   if (batch == 0) return {flow, occlusion};
 
   const FlowLevels levels = flow_levels(height, width, finest);
-  const Tensor data = luma_pyramid(previous, current, levels.table);
+  const Tensor data = luma_pyramid(previous, current, levels.table), contrast = contrasts(data, levels.table);
   const auto is_coarse = [&](int level) { return std::max(levels.table.height[level], levels.table.width[level]) < kCoarseSide; };
   LevelFlow found;
   int coarsest = levels.table.count - 1;
@@ -175,7 +187,7 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
   }
   for (int level = coarsest; level >= levels.finest; --level) {
     const FlowPass& pass = level == levels.finest ? kFinestPass : is_coarse(level) ? kCoarsePass : kMiddlePass;
-    found = search_level(data, levels.table, level, pass, found);
+    found = search_level(data, contrast, levels.table, level, pass, found);
   }
   const FlowGrid& grid = found.grid;
 

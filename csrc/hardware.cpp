@@ -130,7 +130,7 @@ class HardwareTexture : public torch::CustomClassHolder {
                  data.device());
 #if defined(TEXVLM_WITH_CUDA)
     const c10::DeviceGuard guard(data.device());
-    array_ = std::make_unique<cuda::MipArray>(array_shape(kName, data, table_, static_cast<int>(layer_channels)));
+    array_ = new_array(array_shape(kName, data, table_, static_cast<int>(layer_channels)), empty_texture_cache);
 #endif
     update(data);
   }

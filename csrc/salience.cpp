@@ -60,7 +60,7 @@ Tensor colours_of(const Tensor& image, const Stages& s) {
 Stages plan(int64_t height, int64_t width) {
   const int top = level_count(height, width) - 1;
   Stages s;
-  s.base = std::min(top, std::max(kBase, top - kTopSide));
+  s.base = std::max(0, top - kTopSide);
   s.fine = std::max(0, s.base - kBase);
   s.h = std::max<int64_t>(1, height >> s.base);
   s.w = std::max<int64_t>(1, width >> s.base);

@@ -46,29 +46,43 @@ struct Regions {
   int64_t height, width, count;
 };
 
-// All four quarters of the pixels, one after another; each pixel stands for about `cost` values.
+// So many sweeps over the pixels of a level, each of which stands for about `cost` values, from the labels of the level above it
+// (shift 1) or of its own, through lut [B, regions] if there is one.
 template <class Lab>
-void move_borders(const Lab& lab, const Regions& r, int64_t cost, const Cells& cells, const Tensor& weights) {
-  const bool pairs = !on_cuda(r.labels.device());  // a row of the host is two quarters, one after the other
-  for (int odd_y = 0; odd_y < 2; ++odd_y) {
-    for (int odd_x = pairs ? -1 : 0; odd_x < (pairs ? 0 : 2); ++odd_x) {
-      const Rect quarter{r.labels.size(0), 0, (r.height - odd_y + 1) / 2, 0, pairs ? r.width : (r.width - odd_x + 1) / 2};
-      for_each_pixel<MoveBorders<Lab>::template For, int32_t>(
-          r.labels.device(), quarter, Work{1, cost}, lab, pointer<int32_t>(r.labels), pointer<const int64_t>(r.model), r.height,
-          r.width, r.count, odd_y, odd_x, cells, pointer<const Weights>(weights));
-    }
+void sweep_borders(const Lab& lab, Regions& r, const Tensor& lut, int64_t height, int64_t width, int shift, int sweeps,
+                   int64_t cost, const Cells& cells, const Tensor& weights) {
+  const c10::Device device = r.labels.device();
+  const int64_t batch = r.labels.size(0);
+  const bool tiles = on_cuda(device), other = tiles || lut.defined() || shift > 0;
+  const Tensor from = r.labels;
+  if (other) r.labels = new_tensor({batch, height, width}, at::kInt, device);
+  const FinerLabels<int32_t, 0> begin{pointer<const int32_t>(from),
+                                      lut.defined() ? pointer<const int32_t>(lut) : nullptr,
+                                      pointer<int32_t>(r.labels),
+                                      r.height,
+                                      r.width,
+                                      height,
+                                      width,
+                                      lut.defined() ? lut.size(1) : int64_t{0},
+                                      shift};
+  const auto move = [&](int odd) {
+    return typename MoveBorders<Lab>::template For<int32_t, 0>{
+        lab,   pointer<int32_t>(r.labels),     pointer<const int64_t>(r.model), height, width, r.count, odd,
+        cells, pointer<const Weights>(weights)};
+  };
+  r.height = height, r.width = width;
+  if (tiles) {
+    const c10::DeviceGuard guard(device);
+    return cuda::sweep_borders<Lab>(move(0), begin, sweeps, batch, current_stream(device));
   }
-}
-
-// The labels of a level from those of the coarser one, through lut [B, regions] if there is one.
-Tensor finer(const Regions& from, const Tensor& lut, int64_t height, int64_t width, int shift) {
-  const c10::Device device = from.labels.device();
-  const int64_t batch = from.labels.size(0);
-  Tensor out = new_tensor({batch, height, width}, at::kInt, device);
-  for_each_pixel<FinerLabels, int32_t>(device, {batch, 0, height, 0, width}, Work{}, pointer<const int32_t>(from.labels),
-                                       lut.defined() ? pointer<const int32_t>(lut) : nullptr, pointer<int32_t>(out), from.height,
-                                       from.width, height, width, lut.defined() ? lut.size(1) : int64_t{0}, shift);
-  return out;
+  const auto rows = [&](int64_t count, int64_t each, const auto& f) {
+    const Rect all{batch, 0, count, 0, width};
+    host::parallel(batch * count, width * each, [&](int64_t first, int64_t end) {
+      host::texel_rows_any<0, host::kBest<int32_t>>(f, all, int64_t{1}, first, end);
+    });
+  };
+  if (other) rows(height, 1, begin);
+  for (int half = 0; half < 2 * sweeps; ++half) rows((height - half % 2 + 1) / 2, cost, move(half % 2));
 }
 
 // Merges the regions of the cells to `wanted`: the table from cells to regions, and the regions' means.
@@ -135,7 +149,8 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
       device, batch, count, 8,
       PictureWeights<int64_t, 0>{cells, pointer<const int64_t>(r.model), usual, pointer<Weights>(weights)});
   for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {
-    move_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, 32, cells, weights);
+    sweep_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, Tensor(), cells.height, cells.width, 0,
+                  1, 32, cells, weights);
     measure();
   }
   Tensor lut;
@@ -145,11 +160,9 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   }
   for (int level = std::max(plan.level - 1, 0); level >= 0; --level) {
     const int64_t h = std::max<int64_t>(1, height >> level), w = std::max<int64_t>(1, width >> level);
-    r.labels = finer(r, lut, h, w, plan.level > 0 ? 1 : 0);
-    r.height = h, r.width = w;
-    lut = Tensor();
     picture.level = level;
-    for (int sweep = 0; sweep < kFineSweeps; ++sweep) move_borders(picture, r, 4, Cells{}, weights);
+    sweep_borders(picture, r, lut, h, w, plan.level > 0 ? 1 : 0, kFineSweeps, 4, Cells{}, weights);
+    lut = Tensor();
   }
   return r.labels;
 }

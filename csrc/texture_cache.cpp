@@ -1,5 +1,6 @@
 #include "texture_cache.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <unistd.h>
 
@@ -117,7 +118,7 @@ struct Cache {
       }
     }
     if (found != entries.end()) return used(found);
-    entries.push_front({std::make_unique<cuda::MipArray>(shape), std::nullopt});
+    entries.push_front({new_array(shape, [this] { empty(); }), std::nullopt});
     ++created;
     return entries.front();
   }
@@ -152,6 +153,16 @@ void release_at_exit() {
 }  // namespace
 
 #if defined(TEXVLM_WITH_CUDA)
+
+std::unique_ptr<cuda::MipArray> new_array(const cuda::ArrayShape& shape, const std::function<void()>& give_back) {
+  try {
+    return std::make_unique<cuda::MipArray>(shape);
+  } catch (const cuda::OutOfMemory&) {
+    give_back();
+    if (shape.device >= 0) at::getDeviceAllocator(c10::kCUDA)->emptyCache();
+    return std::make_unique<cuda::MipArray>(shape);
+  }
+}
 
 cuda::ArrayShape array_shape(const char* op, const at::Tensor& data, const Levels& table, int channels) {
   const int device = data.device().index();

@@ -41,6 +41,10 @@ using UseArray = std::function<void(cuda::MipArray&, const cuda::Stream&)>;
 void with_array(const char* op, const at::Tensor& data, const Levels& table, const std::vector<cuda::SamplerState>& samplers,
                 const UseArray& body);
 
+// A new array. Arrays come from the driver, which cannot use what torch keeps for tensors to come: where it has no memory left,
+// `give_back` and torch are asked to release what they keep, and the driver is asked once more.
+std::unique_ptr<cuda::MipArray> new_array(const cuda::ArrayShape& shape, const std::function<void()>& give_back);
+
 // Frees an array, or keeps it until the graphs that hold it are gone.
 void retire(std::unique_ptr<cuda::MipArray> array);
 #endif

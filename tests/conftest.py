@@ -24,6 +24,26 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--card", action="store_true", help="only the tests that run on a CUDA device")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under --card, tests that would not touch the card are left out."""
+    if config.getoption("--card"):
+        left = [item for item in items if on_card(item)]
+        config.hook.pytest_deselected(items=[item for item in items if not on_card(item)])
+        items[:] = left
+
+
+def on_card(item: pytest.Item) -> bool:
+    """Whether a test runs on a CUDA device, where there is one."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    if "device" in given:
+        return str(given["device"]).startswith("cuda")
+    return "cuda" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu") is not None
+
+
 @pytest.fixture
 def cuda() -> torch.device:
     if not torch.cuda.is_available():

@@ -111,7 +111,9 @@ def test_motion_is_one_thing(dtype: torch.dtype) -> None:
     if dtype.is_floating_point:
         previous[0, 0, 20, 30] = float("nan")
     channels = texvlm.build_channels(image, previous, channels=["motion", "saliency"], levels=1, flow=(flow, occlusion)).level(0)
-    torch.testing.assert_close(channels[:, 0], texvlm.motion(image, previous, flow, occlusion), rtol=0, atol=0)
+    torch.testing.assert_close(
+        channels[:, 0], texvlm.motion(previous=previous, current=image, flow=flow, occlusion=occlusion), rtol=0, atol=0
+    )
     nowhere = torch.full((1, 2, 13, 17), float("nan"))
     for field in ((nowhere, None), (flow.nan_to_num(0, 0, 0), torch.ones_like(occlusion))):
         still = texvlm.build_channels(image, previous, channels=["motion", "saliency"], levels=1, flow=field)

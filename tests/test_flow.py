@@ -97,6 +97,16 @@ def test_brightness_is_not_motion() -> None:
     assert flow.norm(dim=1).max() < 0.05
 
 
+@pytest.mark.parametrize("expose", [lambda v: 0.7 * v, lambda v: 0.4 * v, lambda v: v**0.7], ids=["0.7", "0.4", "gamma"])
+@pytest.mark.parametrize("magnitude", [0, 6])
+def test_exposure_is_not_motion(expose, magnitude: int) -> None:
+    """The current picture is another exposure of the previous one, still or moved."""
+    previous = texture(200, 240, seed=3)
+    truth = field("shift", 200, 240, magnitude, seed=1)
+    found = texvlm.optical_flow(previous, expose(moved(previous, truth)))[0]
+    assert end_point_error(found, truth) < 0.15
+
+
 def square(side: int, shift: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A square that moves over a still background: previous, current, and what the current picture shows that was hidden."""
     background, front = texture(240, 320, seed=5), texture(side, side, seed=6)

@@ -96,8 +96,8 @@ def test_bad_layouts(arguments: dict, message: str) -> None:
 
 
 def test_bad_fixation() -> None:
-    with pytest.raises(ValueError, match=r"fixation must be \[B, F, 2\], got \[1, 2\]"):
-        sample_foveated(texvlm.Texture(torch.rand(3, 8, 8)), torch.rand(1, 2))
+    with pytest.raises(ValueError, match=r"fixation must be \[B, F, 2\], \[B, 2\] or \[2\], got \[1, 3\]"):
+        sample_foveated(texvlm.Texture(torch.rand(3, 8, 8)), torch.rand(1, 3))
 
 
 @pytest.mark.parametrize("m0", [None, 40.0, 90.0])

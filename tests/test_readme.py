@@ -42,6 +42,19 @@ def test_there_are_nine_examples() -> None:
     assert len(BLOCKS) == 9
 
 
+def test_the_channels_are_those_of_the_table() -> None:
+    """By number and name, each once."""
+    rows = re.findall(r"^\| ([\d, -]+) \| ([a-z0-9_, ]+) \|", README.read_text(), re.MULTILINE)
+    found = []
+    for numbers, names in rows:
+        spans = [(*map(int, part.split("-")),) for part in numbers.split(", ")]
+        indices = [i for span in spans for i in range(span[0], span[-1] + 1)]
+        if " to " in names:
+            names = ", ".join(f"embedding_{i}" for i in range(16))
+        found += zip(indices, names.split(", "), strict=True)
+    assert sorted(found) == [(channel.index, channel.name) for channel in texvlm.CHANNELS]
+
+
 def test_first_example_gives_273_patches() -> None:
     assert run(0)["tokens"].patches.shape == (1, 273, 3, 16, 16)
 

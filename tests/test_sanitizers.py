@@ -6,6 +6,7 @@ Left out: compile and inductor (they compile code that is not ours), subprocesse
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -141,6 +142,17 @@ def test_the_gl_threads(env: dict[str, str], kind: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     if kind == "thread":  # and it would have said so
         assert "data race" in run("race").stderr
+
+
+def test_launches(env: dict[str, str], tmp_path: Path) -> None:
+    """As many as benchmarks/results/launches.json says; fewer are written there: python -m benchmarks._launches --size 128 --json FILE."""
+    kept = json.loads((ROOT / "benchmarks" / "results" / "launches.json").read_text())
+    target = tmp_path / "launches.json"
+    command = [sys.executable, "benchmarks/_launches.py", "--size", str(kept["size"]), "--json", str(target)]
+    done = subprocess.run(command, cwd=ROOT, env={**env, "TEXVLM_EMULATE": "1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = {name: call["launches"] for name, call in json.loads(target.read_text())["calls"].items()}
+    assert found == {name: call["launches"] for name, call in kept["calls"].items()}
 
 
 def test_the_tests_pass(env: dict[str, str]) -> None:

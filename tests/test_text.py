@@ -63,6 +63,19 @@ def test_any_size(size: tuple[int, int]) -> None:
     torch.testing.assert_close(texvlm.text_regions(image), reference.text_regions(image), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("more", [1, 2, 3, 9])
+@pytest.mark.parametrize("turned", [False, True], ids=["row", "column"])
+def test_a_nearly_empty_last_row_of_cells_is_no_text(documents: list[Document], more: int, turned: bool) -> None:
+    """The last cell is measured over as many texels as the others, so what continues a picture by a few rows changes little."""
+    apart = []
+    for found in documents:
+        image = (found.image.transpose(1, 2) if turned else found.image)[:, :, :500]
+        for height in (256, 400, 512, 640):
+            last, whole = (texvlm.text_regions(image[:, :h])[0, height : height + more] for h in (height + more, height + 16))
+            apart.append(float((last - whole).abs().mean()))
+    assert sum(apart) / len(apart) < 0.05
+
+
 def test_pixels_that_are_not_finite_count_as_black(documents: list[Document]) -> None:
     image = documents[0].image[None, :, :128, :128].float() / 255
     black, broken = image.clone(), image.clone()

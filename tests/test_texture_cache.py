@@ -72,6 +72,20 @@ def test_statistics_are_there_without_a_gpu() -> None:
     assert texture_cache_stats()["arrays"] == texture_cache_stats()["bytes"] == 0
 
 
+def test_where_no_memory_is_left_what_is_kept_is_given_back(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, counted = noise(3, 20, 30).to(device), noise(3, 24, 30).to(device), Counted()
+    close(first)
+    if emulates_cuda():
+        monkeypatch.setenv("TEXVLM_SHIM_ARRAYS", "1")
+    close(second)
+    assert counted.created == 2
+    if emulates_cuda():
+        assert texture_cache_stats()["arrays"] == 1
+        monkeypatch.setenv("TEXVLM_SHIM_ARRAYS", "0")
+        with pytest.raises(RuntimeError, match="cudaMallocMipmappedArray failed"):
+            close(first)
+
+
 def test_filled_once_until_the_texels_change(device: torch.device) -> None:
     texture, counted = noise(3, 20, 30).to(device), Counted()
     for _ in range(3):

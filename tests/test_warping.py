@@ -89,7 +89,7 @@ def test_motion_without_flow_is_channel_7() -> None:
     for make in (lambda: torch.rand(2, 3, 33, 40), lambda: torch.randint(0, 256, (1, 3, 20, 31), dtype=torch.uint8)):
         image, previous = make(), make()
         channel = texvlm.build_channels(image, previous, channels=["motion"]).level(0)[:, 0]
-        assert torch.equal(texvlm.motion(image, previous), channel)
+        assert torch.equal(texvlm.motion(previous, image), channel)
 
 
 def test_motion_that_flow_explains_is_gone() -> None:
@@ -98,22 +98,22 @@ def test_motion_that_flow_explains_is_gone() -> None:
     current = picture.roll(4, dims=3)
     current[..., 50:70, 60:80] = 0.0  # what no motion explains
     flow, occlusion = texvlm.optical_flow(picture, current)
-    plain, left = texvlm.motion(current, picture), texvlm.motion(current, picture, flow)
+    plain, left = texvlm.motion(picture, current), texvlm.motion(previous=picture, current=current, flow=flow)
     away = torch.ones(128, 160, dtype=torch.bool)
     away[:, :12], away[40:80, 50:90] = False, False
     assert left[0][away].mean() < 0.25 * plain[0][away].mean()
     assert left[0, 55:65, 65:75].mean() > 5 * left[0][away].mean()
     assert left.min() >= 0 and left.max() <= 1
     hidden = torch.ones_like(occlusion)
-    assert torch.equal(texvlm.motion(current, picture, flow, hidden), plain)
+    assert torch.equal(texvlm.motion(previous=picture, current=current, flow=flow, occlusion=hidden), plain)
 
 
 def test_motion_is_never_nan() -> None:
     image, previous = torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)
     image[0, 0, 1, 1], previous[0, 2, 3, 3] = float("nan"), float("inf")
     flow = torch.full((1, 2, 8, 8), float("nan"))
-    assert torch.equal(texvlm.motion(image, previous, flow), texvlm.motion(image, previous))
-    assert texvlm.motion(image, previous).isfinite().all()
+    assert torch.equal(texvlm.motion(previous=previous, image=image, flow=flow), texvlm.motion(previous, image))
+    assert texvlm.motion(previous, image).isfinite().all()
 
 
 def test_half_planes_and_autocast() -> None:

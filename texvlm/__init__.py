@@ -6,6 +6,7 @@ torch.ops.texvlm.*, and texvlm.reference holds a plain-PyTorch version of each.
 
 __version__ = "0.1.0"  # before all that can fail: `doctor` says it then
 
+import sys as _sys
 from pathlib import Path as _Path
 
 from texvlm import _ext as _ext
@@ -59,10 +60,12 @@ from texvlm.soft_selection import (
 )
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
-from texvlm.texture import Texture
+from texvlm.texture import Texture, TextureBuffer
 from texvlm.tiles import DirtyTiles, dirty_tiles
 from texvlm.video import VideoStream
 from texvlm.warping import motion, warp
+
+_ext.describe_ops(_sys.modules[__name__])
 
 cmake_prefix_path = str(_Path(__file__).parent / "cmake")
 """Where CMake finds texvlm: C++ programs say find_package(texvlm) and link to texvlm::texvlm (texvlm/include/texvlm/ops.h)."""
@@ -75,6 +78,11 @@ def __getattr__(name: str) -> object:
 
         return importlib.import_module(f"texvlm.{name}")
     raise AttributeError(f"module 'texvlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What can be called or is a value; modules are imported by their names, and none is taken for a function (`texvlm.sample`)."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 __all__ = [
@@ -100,6 +108,7 @@ __all__ = [
     "Selection",
     "TensionBalancer",
     "Texture",
+    "TextureBuffer",
     "Tokens",
     "VideoStream",
     "attention_map",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from texvlm import _load
@@ -99,6 +101,32 @@ def fake_gradients(name: str, dtype: Callable[[torch.dtype], torch.dtype] | None
         return tuple(result(given[like.get(n, n)]) for n in names)
 
 
+_CALLED_BY = {
+    "attention_pack": ("attention.pack_keys", ""),
+    "enlarge": ("update_saliency", "Planes [B, h, w], read bilinearly at the pixels of height x width."),
+    "fovea_tokens": ("sample_foveated", "Where the tokens of a layout lie around fixations, and at which level of detail."),
+    "generate_mipmaps_gl": ("gl.generate", ""),
+    "select_topk": ("topk", ""),
+}
+"""The public function over an op of another name, and what the op does where that is not what the function does."""
+
+
+def describe_ops(package: ModuleType) -> None:
+    """Gives every op a docstring, for `help(torch.ops.texvlm.NAME)`: what it does, its schema, and the function that says more."""
+    for name in ops:
+        forward = name.removesuffix("_backward")
+        path, what = _CALLED_BY.get(forward, (forward, ""))
+        if name != forward:
+            what = f"The gradients of torch.ops.texvlm.{forward}, which autograd calls."
+        what = what or (functools.reduce(getattr, path.split("."), package).__doc__ or "").partition("\n")[0]
+        getattr(ops, name).__doc__ = (
+            f"{what}\n\n{getattr(ops, name).default._schema}\n\n"
+            f"The op under texvlm.{path}, whose docstring has the ranges, gradients and errors. A texture is data [B, T, C], all\n"
+            "levels one after another, with height and width of level 0, reducer (one name, or one per channel) and levels; uv\n"
+            "[B, N, 2] is (x, y) in [0, 1]."
+        )
+
+
 def texel_dtype(image: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
     """The dtype of what is made of a picture, unless another is asked for: its own, float32 for uint8."""
     return dtype or (torch.float32 if image.dtype == torch.uint8 else image.dtype)
@@ -117,9 +145,11 @@ def integer(argument: str, value: Any, least: int | None = None) -> int:
     return cast("int", number)
 
 
-def real_tensor(argument: str, value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of real numbers; with `dtype` cast to it, copied only where it is another."""
+def real_tensor(argument: str, value: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor of real numbers; with `dtype` cast to it, copied only where it is another; with `device` also of an ndarray, put there."""
     if not isinstance(value, torch.Tensor):
+        if device is not None and hasattr(value, "__array_interface__"):
+            return real_tensor(argument, torch.tensor(value.copy(), device=device), dtype)
         raise TypeError(f"{argument} must be a tensor, got {type(value).__name__}")
     if value.is_complex():
         raise TypeError(f"{argument} must be real, got {value.dtype}")
@@ -129,3 +159,8 @@ def real_tensor(argument: str, value: Any, dtype: torch.dtype | None = None) -> 
 def acc_dtype(texels: torch.dtype) -> torch.dtype:
     """The dtype of coordinates beside texels of this dtype: float64 for float64, else float32."""
     return torch.float64 if texels == torch.float64 else torch.float32
+
+
+def coordinates(argument: str, value: Any, like: Tensor) -> Tensor:
+    """A tensor, or an ndarray put beside `like`, in the dtype that coordinates have there."""
+    return real_tensor(argument, value, acc_dtype(like.dtype), like.device)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from texvlm._ext import fake, integer, ops, real_tensor
+from texvlm._constants import constant
+from texvlm._ext import acc_dtype, fake, integer, ops, real_tensor
 from texvlm.channel_sources import COLOURS
 from texvlm.channels import CHANNELS, build_channels
 from texvlm.embedding import Embedding, relevance
@@ -20,8 +21,8 @@ from texvlm.texture import Texture
 
 if TYPE_CHECKING:
     from texvlm.embedding import EmbeddingProvider
+    from texvlm.pictures import ImageLike
     from texvlm.selection import Selection
-    from texvlm.texture import ImageLike
 
 
 def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -184,7 +185,7 @@ def _prepared(
     vector = None if query is None else embedding.query(query) if embedding is not None else real_tensor("query", query)
     if isinstance(source, Texture):
         if vector is None and (config.asks or "attention" not in source.names) and "query_vector" in source.meta:
-            vector = torch.tensor(source.meta["query_vector"])
+            vector = constant(source.meta["query_vector"], acc_dtype(source.data.dtype), source.data.device)
         if vector is None or not (config.asks or "embedding_0" in source.names):
             return source, config, None
         if config.asks:

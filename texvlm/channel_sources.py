@@ -14,13 +14,14 @@ from texvlm.embedding import Embedding, EmbeddingProvider, relevance
 from texvlm.flow import optical_flow
 from texvlm.history import fixation_history, gaze_history
 from texvlm.pca import AXES
+from texvlm.pictures import as_float, as_previous
 from texvlm.superpixel import boundaries, superpixel_channels, superpixels
 from texvlm.text import text_regions
-from texvlm.texture import Texture, as_float, as_previous
+from texvlm.texture import Texture
 from texvlm.warping import motion, warp
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 Field: TypeAlias = tuple[Tensor, Tensor | None]
 """Flow [B, 2, h, w] from the picture to the previous one, and occlusion [B, h, w]."""
@@ -101,7 +102,11 @@ class Sources:
         field, occlusion = self.field
         if self.lacks("motion"):
             now, before = (p if p.dtype == torch.uint8 else p.to(acc_dtype(p.dtype)) for p in (self.picture, self.before))
-            self._add(("motion",), motion(now, before, field, occlusion)[:, None], "picture, previous picture and flow")
+            self._add(
+                ("motion",),
+                motion(previous=before, current=now, flow=field, occlusion=occlusion)[:, None],
+                "picture, previous picture and flow",
+            )
         if self.lacks("saliency"):
             self.picture, self.before = as_float(self.picture), as_float(self.before)
             self.before = warp(self.before, field, occlusion, fill=None)
@@ -156,7 +161,7 @@ class Sources:
                 continue
             if points is None:
                 points = self.picture.new_empty((batch, 0, 2), dtype=torch.float32)
-            points = real_tensor("fixations" if name == "fixation_history" else "gaze", points)
+            points = real_tensor("fixations" if name == "fixation_history" else "gaze", points, device=device)
             points = (points[None] if points.dim() == 2 else points).to(device)
             points = points.expand(batch, -1, -1) if points.shape[0] == 1 and points.dim() == 3 else points
             if points.dim() != 3 or points.shape[0] != batch or points.shape[2] != 2:
@@ -183,12 +188,12 @@ class Sources:
                 )
             labels, n = _as_labels(labels)
         else:
-            n = min(n, picture.shape[2] * picture.shape[3])
+            n = min(n, max(1, picture.shape[2] * picture.shape[3]))
             labels, note = superpixels(picture, n)[0], f"superpixels, n = {n}"
         if planes_wanted:
             planes = superpixel_channels(labels, n)
             if len(names) < len(CLUSTERS):
-                planes = planes[:, [CLUSTERS.index(name) for name in names]]
+                planes = torch.stack([planes[:, CLUSTERS.index(name)] for name in names], 1)
             self._add(names, planes, note)
         if self.lacks("boundary"):
             self._add(("boundary",), boundaries(picture, labels=labels)[:, None], f"{note} and edges")

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor, texel_dtype
+from texvlm._ext import acc_dtype, coordinates, fake, fake_gradients, integer, ops, real_tensor, texel_dtype
 from texvlm.channel_sources import EMBEDDING, Sources
+from texvlm.pictures import as_rgb
 from texvlm.pyramid import levels_or_all, texel_count
-from texvlm.texture import Texture, as_rgb
+from texvlm.texture import Texture
 
 if TYPE_CHECKING:
     from texvlm.embedding import Embedding, EmbeddingProvider
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 class Channel(NamedTuple):
@@ -82,7 +83,6 @@ MINIMAL: tuple[int, ...] = tuple(channel.index for channel in CHANNELS if channe
 """The channels that need nothing but pictures and a fixation: `channels="minimal"`."""
 
 _BY_NAME = {channel.name: channel.index for channel in CHANNELS}
-
 GROUPS = {"all": tuple(range(len(CHANNELS))), "minimal": MINIMAL, "embedding": tuple(_BY_NAME[name] for name in EMBEDDING)}
 """Names of several channels, wherever channels are named."""
 
@@ -184,7 +184,8 @@ def build_channels(
     if strangers := sorted(given.keys() - {*_BY_NAME, "embedding"}):
         raise ValueError(f"given must name channels or 'embedding', got {', '.join(strangers)}")
     rows = [CHANNELS[i] for i in channel_indices(channels)]
-    sources = Sources(as_rgb(image), previous, [row.name for row in rows], given)
+    image = as_rgb(image)
+    sources = Sources(image, previous, [row.name for row in rows], given)
     sources.follow(flow, always=len(rows) == len(CHANNELS))
     sources.add_previous()
     sources.add_histories(fixations, gaze)
@@ -196,13 +197,13 @@ def build_channels(
     height, width = picture.shape[2:]
     levels = levels_or_all(levels, height, width)
     if fixation is not None:
-        fixation = real_tensor("fixation", fixation).to(picture.device, acc_dtype(picture.dtype))
+        fixation = coordinates("fixation", fixation, picture).to(picture.device)
         if fixation.dim() == 1:
             fixation = fixation[None]
         if fixation.shape[-2:] == (1, 2) and fixation.dim() == 2:
             fixation = fixation.expand(picture.shape[0], 2)
     fine = [row.name for row in rows if row.name in ("x", "y", "cluster")]
-    if dtype is None and isinstance(image, Tensor) and image.is_floating_point():
+    if dtype is None and image.is_floating_point():
         dtype = torch.float32 if image.dtype == torch.bfloat16 and fine else image.dtype
     if dtype == torch.bfloat16 and fine:
         raise ValueError(f"dtype must be float32, float64 or float16 for the channels {', '.join(fine)}: bfloat16 has 8 bits")

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from texvlm._constants import constant
 from texvlm.digits import DigitsEmbedding
 from texvlm.pca import AXES, PCA, Moments, unit
+from texvlm.pictures import as_float, as_rgb
 from texvlm.providers.clip import ClipEmbedding
 from texvlm.retrieval import WANTED, Retrieval, average_precision, retrieval_kept
-from texvlm.texture import Texture, as_float, as_rgb
+from texvlm.texture import Texture
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 __all__ = [
     "AXES",
@@ -228,12 +230,16 @@ def relevance(source: Tensor | Texture, query: Tensor | Sequence[float] | None =
             raise ValueError("query: this texture was built without one, so pass the vector (see Embedding.query)")
         if str(source.meta.get("embedding_0", "")).startswith("absent"):
             raise ValueError(f"this texture has no embedding ({source.meta['embedding_0']})")
-        channels = torch.tensor([source.index(f"embedding_{i}") for i in range(AXES)], device=source.data.device)
-        source = source.level(level).index_select(1, channels)
+        planes = source.level(level)
+        source = torch.stack([planes[:, source.index(f"embedding_{i}")] for i in range(AXES)], 1)
     if source.dim() != 4:
         raise ValueError(f"planes must be [B, K, h, w], got {list(source.shape)}")
     work = torch.float64 if source.dtype == torch.float64 else torch.float32
-    asked = torch.as_tensor(query, dtype=work, device=source.device)
+    asked = (
+        constant(query, work, source.device)
+        if isinstance(query, tuple)
+        else torch.as_tensor(query, dtype=work, device=source.device)
+    )
     if asked.dim() not in (1, 2) or asked.shape[-1] != source.shape[1]:
         raise ValueError(f"query must be [{source.shape[1]}] or [Q, {source.shape[1]}], got {list(asked.shape)}")
     cosine = torch.einsum("...k,bkhw->b...hw", unit(asked), unit(source.to(work), 1))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import fake, ops, real_tensor
-from texvlm.texture import as_previous, as_rgb
+from texvlm.pictures import as_previous, as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def optical_flow(
@@ -20,7 +20,8 @@ def optical_flow(
     """Dense optical flow from the current picture to the previous one, and where the current one shows something new.
 
     Coarse to fine over the mips of luma: patches of 8 x 8 pixels search by inverse Gauss-Newton steps, differences from the patch's
-    mean being compared, so that a change of brightness is no motion. They begin at the flow of the coarser level, or at that of a
+    mean being compared, at the contrast of the picture that is searched (up to 4 times more or less), so that neither a change of
+    brightness nor another exposure is motion. They begin at the flow of the coarser level, or at that of a
     neighbour where it fits better. The nodes' flows are then made smooth, each held by its own normal matrix over its residual, so that
     nodes without texture follow their neighbours; between the nodes the flow is bilinear. Both directions are searched.
 

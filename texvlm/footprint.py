@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from texvlm._ext import fake, fake_gradients, ops
-from texvlm.sample import grad_queries
+from texvlm.sample import grad_queries, shaped
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -24,8 +24,9 @@ def sample_grad(
 
     Args:
         texture: texels of batch B, or of batch 1, which all queries share.
-        uv: [B, N, 2], the centres, (u, v) = (x, y) in [0, 1]. Any strides, as ddx and ddy.
-        ddx: [B, N, 2], how uv changes from a pixel to its right neighbour.
+        uv: [B, N, 2], the centres, (u, v) = (x, y) in [0, 1]. Any strides, as ddx and ddy. Also [N, 2], [B, H, W, 2], a batch of 1 and
+            ndarrays, and results in their shape: see `sample_lod`.
+        ddx: [B, N, 2], or what broadcasts to uv's shape: how uv changes from a pixel to its right neighbour.
         ddy: [B, N, 2], how uv changes from a pixel to the one below.
         max_anisotropy: the most taps for one footprint, 1 to 1024. 1 is isotropic.
         address: "clamp", "wrap", "mirror" or "border", for each tap by itself; see `sample_lod`, as for texels
@@ -52,10 +53,11 @@ def sample_grad(
         31.5
     """
     data = texture.data
-    uv, ddx, ddy = grad_queries(data, uv, ddx, ddy)
-    return ops.sample_grad(
+    uv, ddx, ddy, shape = grad_queries(data, uv, ddx, ddy)
+    out = ops.sample_grad(
         data, uv, ddx, ddy, texture.height, texture.width, texture.reducer, texture.levels, max_anisotropy, address
     )
+    return shaped(out, shape)
 
 
 @fake("sample_grad")

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor
+from texvlm._constants import constant
+from texvlm._ext import acc_dtype, coordinates, fake, fake_gradients, integer, ops, real_tensor
 from texvlm.patches import extract_patches
 from texvlm.texture import Texture
 
@@ -118,13 +119,13 @@ class FoveaLayout:
         """
         reference = next((t for t in (self.e0, self.m0) if isinstance(t, Tensor)), None)
         if reference is None:
-            return self.place(torch.float32, torch.device("cpu"))[0]
+            return self.place(torch.float32, torch.device("cpu"))[0].clone()
         return self.place(reference.dtype, reference.device)[0]
 
     def place(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Offsets [N, 2], m0 [] and e0 [] as the op `fovea_tokens` takes them."""
+        """Offsets [N, 2], m0 [] and e0 [] as the op `fovea_tokens` takes them; the same tensors in each call where nothing is learned."""
         m0, e0 = self._constants(dtype, device)
-        offsets = self._positions(dtype, device) if self._offsets is None else self._offsets.to(device, dtype)
+        offsets = self._positions(dtype, device) if self._offsets is None else constant(self._offsets, dtype, device)
         return offsets, m0, e0
 
     @property
@@ -133,7 +134,7 @@ class FoveaLayout:
 
     def _constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         def tensor(value: float | Tensor) -> Tensor:
-            return value.to(device, dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
+            return value.to(device, dtype) if isinstance(value, Tensor) else constant(float(value), dtype, device)
 
         e0 = tensor(self.e0)
         return (e0 if self.m0 is None else tensor(self.m0)), e0
@@ -141,10 +142,10 @@ class FoveaLayout:
     def _positions(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The solution of dr = s(r) per step: linear where the LOD is 0, exponential beyond."""
         m0, e0 = self._constants(dtype, device)
-        along = self._steps.to(device, dtype) * self.patch
+        along = constant(self._steps, dtype, device) * self.patch
         flat = (m0 - e0).clamp(min=0)
         radius = torch.minimum(along, flat) + (flat + e0) * torch.expm1((along - flat).clamp(min=0) / m0)
-        return self._directions.to(device, dtype) * radius[:, None]
+        return constant(self._directions, dtype, device) * radius[:, None]
 
 
 def _grid(side: int) -> tuple[list[tuple[float, float]], list[float]]:
@@ -167,6 +168,7 @@ def _on_square(turn: float) -> tuple[float, float]:
     return (-1.0, 6 - p) if p < 7 else (p - 8, -1.0)
 
 
+torch.serialization.add_safe_globals([FoveaLayout])  # torch.load as it is by default
 _DEFAULT = FoveaLayout()
 
 
@@ -257,8 +259,8 @@ def sample_foveated(
 
     Args:
         texture: of batch B, or of batch 1, shared by all fixations.
-        fixation: [B, F, 2] in uv, F gazes for each picture. Outside of [0, 1] is allowed; the tokens stay in
-            the picture.
+        fixation: [B, F, 2] in uv, F gazes for each picture; [B, 2] or [2], one gaze; a batch of 1, for all pictures; or an ndarray.
+            Outside of [0, 1] is allowed; the tokens stay in the picture.
         layout: see `FoveaLayout`; by default 273 tokens of 16 x 16 samples.
         address: what samples beyond the border read: "clamp", "wrap", "mirror" or "border" (zero).
         axes: [B, F, 2, 2], a direction joined with the radial law: offsets and patches are mapped by it (`line_axes` stretches them along
@@ -266,7 +268,7 @@ def sample_foveated(
 
     Returns:
         FoveatedTokens: patches [B, F, N, C, S, S] in the texels' dtype; uv [B, F, N, 2] and lod [B, F, N], float32 (float64 for
-        float64 texels).
+        float64 texels). Without F for a fixation [B, 2] or [2], and for [2] and a single picture without B.
 
     Gradients go to the texels, the fixation, and tensors e0 and m0 of the layout, through both the LOD and the positions. A clamp
     passes gradients on its own bounds, so a token in the very centre at M0 = e0 has those of log2. A fixation that is NaN or
@@ -282,26 +284,39 @@ def sample_foveated(
     """
     if not isinstance(texture, Texture):
         raise TypeError(f"texture must be a texvlm.Texture, got {type(texture).__name__}")
-    fixation = real_tensor("fixation", fixation)
-    if fixation.dim() != 3 or fixation.shape[2] != 2:
-        raise ValueError(f"fixation must be [B, F, 2], got {list(fixation.shape)}")
+    given = coordinates("fixation", fixation, texture.data)
+    fixation = gazes(given, len(texture.data))
     layout = layout or _DEFAULT
-    fixation = fixation.to(acc_dtype(texture.data.dtype))
     offsets, m0, e0 = layout.place(fixation.dtype, fixation.device)
     turned = None
     if axes is None:
         uv, lod = ops.fovea_tokens(fixation, offsets, m0, e0, texture.height, texture.width, texture.levels)
     else:
+        axes = coordinates("axes", axes, texture.data)
+        if given.dim() < 3 and axes.shape == (*given.shape[:-1], 2, 2):
+            axes = axes.reshape(-1, 1, 2, 2).expand(len(fixation), -1, -1, -1)
         if axes.shape != (*fixation.shape[:2], 2, 2):
             raise ValueError(f"axes must be {[*fixation.shape[:2], 2, 2]}, got {list(axes.shape)}")
-        axes = real_tensor("axes", axes, fixation.dtype)
         x, y = torch.einsum("bfij,nj->bfni", axes, offsets).unbind(-1)
         position = fixation[:, :, None] + torch.stack([x / texture.width, y / texture.height], dim=-1)
         uv = position.clamp(0, 1)
         lod = ((offsets.norm(dim=-1) + e0) / m0).log2().clamp(0, texture.levels - 1).expand(uv.shape[:3])
         turned = axes[:, :, None].expand(-1, -1, layout.count, -1, -1).flatten(1, 2)
     patches = extract_patches(texture, uv.flatten(1, 2), lod.flatten(1, 2), layout.patch, turned, address)
-    return FoveatedTokens(patches.unflatten(1, (fixation.shape[1], layout.count)), uv, lod)
+    tokens = FoveatedTokens(patches.unflatten(1, (fixation.shape[1], layout.count)), uv, lod)
+    if given.dim() == 3:
+        return tokens
+    at = (0, 0) if given.dim() == 1 and len(texture.data) == 1 else (slice(None), 0)
+    return FoveatedTokens(*(t[at] for t in tokens))
+
+
+def gazes(fixation: Tensor, batch: int) -> Tensor:
+    """Fixations as [B, F, 2], from these, [B, 2] or [2]; a batch of 1 is of all pictures."""
+    if fixation.dim() not in (1, 2, 3) or fixation.shape[-1] != 2:
+        raise ValueError(f"fixation must be [B, F, 2], [B, 2] or [2], got {list(fixation.shape)}")
+    if fixation.dim() < 3:
+        fixation = fixation.reshape(-1, 1, 2)
+    return fixation.expand(batch, -1, -1) if len(fixation) == 1 and batch != 1 else fixation
 
 
 @fake("fovea_tokens")

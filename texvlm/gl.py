@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import _C, fake, ops, texel_dtype
+from texvlm.pictures import as_image
 from texvlm.pyramid import levels_or_all, reducer_names, texel_count
-from texvlm.texture import Texture, as_image
+from texvlm.texture import Texture
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 OURS = 1e-5  # as far as a weight of the driver's filter may be from ours (as in csrc/gl.cpp)
 FIXED_POINT = 2.0**-8  # filter units of graphics cards have 8 fractional bits

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from texvlm._ext import _C, fake, ops
-from texvlm.sample import grad_queries, lod_queries
+from texvlm.sample import grad_queries, lod_queries, shaped
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -68,10 +68,11 @@ def sample_lod_hardware(
         >>> texvlm.sample_lod_hardware(texture, uv).item()
         100.0
     """
-    uv, lod = lod_queries(texture.data, uv, lod)
-    return ops.sample_lod_hardware(
+    uv, lod, shape = lod_queries(texture.data, uv, lod)
+    out = ops.sample_lod_hardware(
         texture.data, uv, lod, texture.height, texture.width, texture.reducer, texture.levels, filter, address
     )
+    return shaped(out, shape)
 
 
 def sample_grad_hardware(
@@ -107,10 +108,11 @@ def sample_grad_hardware(
         31.5
     """
     data = texture.data
-    uv, ddx, ddy = grad_queries(data, uv, ddx, ddy)
-    return ops.sample_grad_hardware(
+    uv, ddx, ddy, shape = grad_queries(data, uv, ddx, ddy)
+    out = ops.sample_grad_hardware(
         data, uv, ddx, ddy, texture.height, texture.width, texture.reducer, texture.levels, max_anisotropy, address
     )
+    return shaped(out, shape)
 
 
 def texture_cache_stats() -> dict[str, int]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import fake, integer, ops, texel_dtype
-from texvlm.texture import as_image
+from texvlm.pictures import as_image
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def pack_cells(
@@ -69,7 +69,7 @@ def pack_cells(
                 [54., 55., 62., 63.]])
     """
     picture = as_image(image)
-    batched = isinstance(image, Tensor) and image.dim() == 4
+    batched = isinstance(image, (list, tuple)) or getattr(image, "ndim", 3) == 4
     if not isinstance(cells, Tensor) or cells.dim() not in ((2, 3) if batched else (1, 2)):
         wanted = "[B, K] or [B, K, 3]" if batched else "[K] or [K, 3]"
         raise ValueError(f"cells must be a tensor {wanted}, got {list(cells.shape) if isinstance(cells, Tensor) else cells!r}")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import fake, fake_gradients, integer, ops, real_tensor
-from texvlm.sample import lod_queries
+from texvlm._ext import coordinates, fake, fake_gradients, integer, ops
+from texvlm.sample import beside, lod_queries, shaped
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -30,7 +30,8 @@ def extract_patches(
     Args:
         texture: of batch B, or of batch 1, shared by all queries (its gradient is summed). Channels with the
             reducer "mode" are read from the nearest texel of the nearest level.
-        center_uv: [B, N, 2], (u, v); [0, 1] is the picture, outside of it the address mode decides.
+        center_uv: [B, N, 2], (u, v); [0, 1] is the picture, outside of it the address mode decides. Also [N, 2], [B, H, W, 2], a
+            batch of 1 and ndarrays, and results in their shape: see `sample_lod`.
         lod: [B, N], or what broadcasts to it, or a number. Clamped to [0, levels - 1], for the samples and for their spacing.
         size: samples along a side, 1 to 16384.
         axes: [B, N, 2, 2], maps sample offsets in pixels; its columns are the images of the x and y unit
@@ -55,8 +56,10 @@ def extract_patches(
         >>> torch.equal(patches[0, 0], image[:, 4:8, 0:4])
         True
     """
-    center_uv, lod = lod_queries(texture.data, center_uv, lod, "center_uv")
-    return ops.extract_patches(
+    center_uv, lod, shape = lod_queries(texture.data, center_uv, lod, "center_uv")
+    if axes is not None:
+        axes = beside("axes", coordinates("axes", axes, texture.data), center_uv, shape, (2, 2))
+    out = ops.extract_patches(
         texture.data,
         center_uv,
         lod,
@@ -66,8 +69,9 @@ def extract_patches(
         texture.levels,
         integer("size", size),
         address,
-        None if axes is None else real_tensor("axes", axes, center_uv.dtype),
+        axes,
     )
+    return shaped(out, shape)
 
 
 @fake("extract_patches")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from texvlm._constants import constant
 from texvlm._ext import integer
 
 AXES = 16  # channels 18-33
@@ -172,19 +174,26 @@ class PCA:
 
         In float32 (float64 for float64 features). Differentiable.
         """
-        return self._lay(features, self.mean)
+        return self._lay(features, self._mean_laid)
 
     def transform_text(self, texts: Tensor) -> Tensor:
         """Texts [D] or [Q, D] on the same axes, [16] or [Q, 16], unit length. Differentiable."""
-        return self._lay(texts, self.text_mean)
+        return self._lay(texts, self._text_mean_laid)
 
-    def _lay(self, vectors: Tensor, mean: Tensor) -> Tensor:
+    @cached_property
+    def _mean_laid(self) -> Tensor:
+        return self.axes @ self.mean
+
+    @cached_property
+    def _text_mean_laid(self) -> Tensor:
+        return self.axes @ self.text_mean
+
+    def _lay(self, vectors: Tensor, offset: Tensor) -> Tensor:
         dense = vectors.dim() == 4
         if vectors.shape[1 if dense else -1] != self.axes.shape[1]:
             raise ValueError(f"features must have {self.axes.shape[1]} dimensions like the axes, got {list(vectors.shape)}")
         work = torch.float64 if vectors.dtype == torch.float64 else torch.float32
-        axes = self.axes.to(vectors.device, work)
-        offset = (self.axes @ mean).to(vectors.device, work)
+        axes, offset = (constant(t, work, vectors.device) for t in (self.axes, offset))
         vectors = vectors.to(work)
         if dense:
             laid = torch.einsum("kd,bdhw->bkhw", axes, vectors) - offset[:, None, None]
@@ -227,3 +236,6 @@ class PCA:
 
         with np.load(path, allow_pickle=False) as arrays:
             return cls.from_arrays(arrays)
+
+
+torch.serialization.add_safe_globals([PCA])  # torch.load as it is by default

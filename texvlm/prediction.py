@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from texvlm._ext import fake, integer, ops
-from texvlm.texture import as_rgb
+from texvlm.pictures import as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def predict_cells(image: ImageLike, cell: int = 16, bound: float = 0.0) -> Tensor:

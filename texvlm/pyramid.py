@@ -11,7 +11,8 @@ from torch import Tensor
 from texvlm._ext import acc_dtype, fake, integer, ops, texel_dtype
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike, Texture
+    from texvlm.pictures import ImageLike
+    from texvlm.texture import Texture
 
 REDUCERS = ("mean", "max", "min", "mode")
 BACKENDS = ("auto", "native", "texture", "gl")

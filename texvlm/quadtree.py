@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from texvlm._constants import constant
 from texvlm._ext import fake, integer, ops
 
 
@@ -112,7 +113,8 @@ def _numbering(grid: tuple[int, int], levels: int, like: Tensor) -> tuple[Tensor
     """The first node of each level, and its columns."""
     shapes = tree_shapes(*grid, levels)
     first = [0, *itertools.accumulate(rows * columns for rows, columns in shapes)][:-1]
-    return like.new_tensor(first), like.new_tensor([columns for _, columns in shapes])
+    numbers = (tuple(first), tuple(columns for _, columns in shapes))
+    return constant(numbers[0], like.dtype, like.device), constant(numbers[1], like.dtype, like.device)
 
 
 def values_of_scores(scores: Tensor, grid: tuple[int, int], levels: int) -> list[Tensor]:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from texvlm.pictures import as_rgb
 from texvlm.text import text_regions
-from texvlm.texture import as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 GRID = 16
 """Pixels a side of the cells in which text and the height of its lines are known."""

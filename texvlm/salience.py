@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, texel_dtype
+from texvlm.pictures import as_previous, as_rgb
 from texvlm.pyramid import level_count, texel_count
-from texvlm.texture import as_previous, as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
     """Bottom-up saliency: how rare the colours, edges, directions and motion of a place are in its picture. No centre prior.
 
-    At a mip level of 64 to 127 places a side, CIE L*a*b*, the strength and direction of edges and the change against `previous` are
-    smoothed in steps; differences of steps (2, 4) and (3, 5), centre and surround, are whitened over the picture, so that a
+    At a mip level of 64 to 127 places along the longer side (level 0 of smaller pictures), CIE L*a*b*, the strength and direction of
+    edges and the change against `previous` are smoothed in steps; differences of steps (2, 4) and (3, 5), centre and surround, are whitened over the picture, so that a
     direction in which its places hardly vary is promoted and one in which they all vary is not. The length of the result is divided
     by its maximum and enlarged bilinearly. A map whose maximum is below 1e-4 is flat and counts as zero.
 
@@ -50,7 +50,7 @@ def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
 def _levels(height: int, width: int) -> tuple[int, int]:
     """The level that gradients are taken from, and the level of the map (csrc/salience.cpp has the same)."""
     last = level_count(height, width) - 1
-    base = min(last, max(2, last - 6))
+    base = max(0, last - 6)
     return max(0, base - 2), base
 
 
@@ -94,7 +94,7 @@ def update_saliency(
         >>> picture, dirty = torch.rand(1, 3, 64, 96), torch.zeros(1, 2, 3, dtype=torch.bool)
         >>> state = texvlm.saliency_state(picture)
         >>> texvlm.update_saliency(picture, *state, dirty, dirty, first=True).shape
-        torch.Size([1, 16, 24])
+        torch.Size([1, 64, 96])
     """
     return ops.update_saliency(image, colours, features, dirty, before, integer("tile", tile, 8), first)
 

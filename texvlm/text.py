@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from texvlm._constants import constant
 from texvlm._ext import fake, ops, texel_dtype
-from texvlm.texture import as_rgb
+from texvlm.pictures import as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def _read(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float16).float()
 
 
-_TRAINED = {torch.device("cpu"): _read(Path(__file__).with_name("text_weights.f16"))}
+_TRAINED = _read(Path(__file__).with_name("text_weights.f16"))
 
 
 def trained_weights(device: torch.device) -> Tensor:
     """The weights that come with the package, float32 [5409], on this device."""
-    if device not in _TRAINED:
-        _TRAINED[device] = _TRAINED[torch.device("cpu")].to(device)
-    return _TRAINED[device]
+    return constant(_TRAINED, torch.float32, device)
 
 
 def text_regions(image: ImageLike, weights: Tensor | None = None) -> Tensor:

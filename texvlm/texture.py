@@ -2,105 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from texvlm import pyramid
 from texvlm._ext import integer
 from texvlm.footprint import sample_grad
 from texvlm.hardware import sample_grad_hardware, sample_lod_hardware
 from texvlm.patches import extract_patches
+from texvlm.pictures import as_image
 from texvlm.sample import sample_lod
 
 if TYPE_CHECKING:
-    import numpy as np
-    from PIL import Image
+    from texvlm.pictures import ImageLike
 
-    ImageLike: TypeAlias = Tensor | np.ndarray | Image.Image
-
-
-def as_image(image: ImageLike, argument: str = "image") -> Tensor:
-    """A picture as [B, C, H, W], without copying tensors: [C, H, W] gets a batch of one; uint8 stays uint8.
-
-    Args:
-        image: Tensor [C, H, W] or [B, C, H, W], floating point or uint8; uint8 ndarray [H, W], [H, W, C] (colour last, as OpenCV
-            and PIL lay it out); or a PIL image (palette, 1-bit and CMYK pictures are converted to RGB).
-        argument: what errors call it.
-    """
-    if isinstance(image, Tensor):
-        if image.dim() not in (3, 4):
-            raise ValueError(f"{argument} must be [C, H, W] or [B, C, H, W], got {list(image.shape)}")
-        if not (image.is_floating_point() or image.dtype == torch.uint8):
-            raise ValueError(f"{argument} must be floating point or uint8, got {image.dtype}")
-        return image if image.dim() == 4 else image[None]
-    import numpy as np
-
-    array: object = _from_pil(image) if hasattr(image, "getbands") else image
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{argument} must be a tensor, a uint8 ndarray [H, W, C] or a PIL image, got {type(image).__name__}")
-    if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise ValueError(
-            f"{argument} as an ndarray must be uint8 [H, W] or [H, W, C], got {array.dtype} {list(array.shape)}; "
-            "hand others in as a float tensor [C, H, W] scaled to [0, 1]"
-        )
-    if not array.flags.writeable or any(s < 0 for s in array.strides):
-        array = array.copy()
-    tensor = torch.from_numpy(array)
-    return (tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1))[None]
-
-
-def as_rgb(image: ImageLike, argument: str = "image") -> Tensor:
-    """A picture as [B, 3, H, W] without copying: grey (one channel) is repeated, alpha (a fourth) is dropped."""
-    picture = as_image(image, argument)
-    if picture.shape[1] not in (1, 3, 4):
-        raise ValueError(f"{argument} must be grey, RGB or RGBA (1, 3 or 4 channels), got {picture.shape[1]} channels")
-    return picture.expand(-1, 3, -1, -1) if picture.shape[1] == 1 else picture[:, :3]
-
-
-def as_previous(previous: ImageLike, image: Tensor) -> Tensor:
-    """The previous picture like `image`: RGB, of its shape and dtype, so that their lumas can be compared."""
-    other = as_rgb(previous, "previous")
-    if other.shape[0] == 1 and image.shape[0] > 1:
-        other = other.expand(image.shape[0], -1, -1, -1)
-    if other.shape != image.shape:
-        raise ValueError(f"previous must have the shape of image, {list(image.shape)}, got {list(other.shape)}")
-    if other.dtype != image.dtype:
-        raise ValueError(f"previous must have the dtype of image, {image.dtype}, got {other.dtype}")
-    return other
-
-
-def as_float(picture: Tensor) -> Tensor:
-    """uint8 divided by 255, floating point left alone."""
-    return picture.float() / 255 if picture.dtype == torch.uint8 else picture
-
-
-def _from_pil(image: Any) -> np.ndarray:
-    import numpy as np
-
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"image of mode {image.mode!r} has more than 8 bits a channel: hand it in as a float tensor scaled to [0, 1]"
-        )
-    if image.mode not in ("L", "RGB", "RGBA"):
-        image = image.convert(
-            "RGBA" if ("A" in image.getbands() and image.mode != "LAB") or "transparency" in image.info else "RGB"
-        )
-    return np.asarray(image)
+Lod: TypeAlias = "Tensor | float"
 
 
 class Texture:
     """A picture or feature map with all its mip levels in ONE buffer.
 
     Level l has max(1, H >> l) x max(1, W >> l) texels; levels follow one another in `data` [B, T, C], channels last. A texture
-    is a pytree (it goes through `torch.compile`, `tree_map` and autograd as its one tensor) and can be pickled and deep-copied.
+    is a pytree (it goes through `torch.compile`, `tree_map` and autograd as its one tensor) and can be pickled and deep-copied; a
+    `DataLoader` puts textures of one size together by itself (`stack`), and `TextureBuffer` holds one in a module.
 
     Args:
-        image: [C, H, W] or [B, C, H, W] float (left as it is) or uint8 (divided by 255), any strides; uint8 ndarray [H, W, C];
-            a PIL image. With `layout="spatial"`: keys or values [B, N, D] on a grid of rows x cols = N places.
+        image: [C, H, W] or [B, C, H, W] float (left as it is) or uint8 (divided by 255), any strides; an ndarray, [H, W, C] or
+            [C, H, W]; a PIL image, turned as its EXIF orientation says; a list of these of one size: see `pictures.as_image`. With
+            `layout="spatial"`: keys or values [B, N, D] on a grid of rows x cols = N places.
         reducer: "mean", "max", "min" or "mode" for all channels, or one name per channel. How texels become one on the next level.
         levels: how many levels to build; all of them, 1 + floor(log2(max(H, W))), by default.
         dtype: of the texels: float32, float64, float16 or bfloat16; by default the picture's, float32 for uint8.
@@ -115,6 +50,8 @@ class Texture:
         >>> texture = texvlm.Texture(torch.rand(3, 480, 640))
         >>> texture.levels, texture.level(1).shape
         (10, torch.Size([1, 3, 240, 320]))
+        >>> texture.shape, texture[0].sample(torch.rand(5, 2)).shape
+        (torch.Size([1, 3, 480, 640]), torch.Size([5, 3]))
     """
 
     data: Tensor
@@ -205,10 +142,94 @@ class Texture:
         texture._set(data, height, width, levels, tuple(pyramid.reducer_names(reducer)), tuple(names or ()), meta or {}, backend)
         return texture
 
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], **options: Any) -> Texture:
+        """The texture of a picture in a file, of any kind that Pillow reads; `options` as for `Texture`."""
+        try:
+            from PIL import Image
+        except ImportError:
+            raise ImportError("Texture.open needs Pillow: pip install pillow") from None
+        with Image.open(path) as image:
+            return cls(image, **options)
+
+    @classmethod
+    def stack(cls, textures: Sequence[Texture]) -> Texture:
+        """One batch of several textures, batch after batch; alike in size, levels, reducer, names, dtype, device and backend.
+
+        Its `meta` is what all of them say alike. Differentiable.
+        """
+        if not textures:
+            raise ValueError("textures must hold at least one texture, got none")
+        first = textures[0]
+        for i, other in enumerate(textures):
+            for what in ("height", "width", "levels", "reducer", "names", "channels", "dtype", "device", "backend"):
+                if getattr(other, what) != getattr(first, what):
+                    raise ValueError(
+                        f"textures[{i}] must have the {what} of textures[0], {getattr(first, what)}, got {getattr(other, what)}"
+                    )
+        out = first.replace(torch.cat([t.data for t in textures]))
+        out.meta = {name: said for name, said in first.meta.items() if all(t.meta.get(name) == said for t in textures)}
+        return out
+
     @property
     def channels(self) -> int:
         """C, the channels of each texel."""
         return self.data.shape[-1]
+
+    @property
+    def shape(self) -> torch.Size:
+        """[B, C, H, W], that of level 0."""
+        return torch.Size((self.data.shape[0], self.data.shape[2], self.height, self.width))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the texels."""
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the texels."""
+        return self.data.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients flow to the texels."""
+        return self.data.requires_grad
+
+    def __len__(self) -> int:
+        """B, the pictures of the batch."""
+        return self.data.shape[0]
+
+    def __bool__(self) -> bool:
+        """True, also of an empty batch."""
+        return True
+
+    def __getitem__(self, at: int | slice | str | Sequence[int] | Sequence[str]) -> Texture:
+        """A texture of some pictures of the batch, by number, slice or list, or of some channels, by name or list of names.
+
+        The result has a batch and channels as this one has: `texture[0]` has a batch of 1, `texture["edge"]` one channel. Pictures by
+        number or slice are views; the rest is copied. Differentiable.
+        """
+        if isinstance(at, str):
+            return self._only([at])
+        if isinstance(at, slice):
+            return self.replace(self.data[at].contiguous())
+        if isinstance(at, (list, tuple)):
+            if at and all(isinstance(name, str) for name in at):
+                return self._only(at)
+            return self.replace(self.data[[integer("index", i) for i in at]])
+        i = integer("index", at)
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"index must be in [{-len(self)}, {len(self) - 1}], got {i}")
+        return self.replace(self.data.narrow(0, i % len(self), 1))
+
+    def _only(self, names: Sequence[str]) -> Texture:
+        """The channels of these names."""
+        at = [self.index(name) for name in names]
+        reducer = self.reducer if len(self.reducer) == 1 else [self.reducer[i] for i in at]
+        meta = {name: said for name, said in self.meta.items() if name in names or name not in self.names}
+        data = self.data[..., at].contiguous()
+        return Texture.from_data(data, self.height, self.width, self.levels, reducer, names, meta, self.backend)
 
     def index(self, name: str) -> int:
         """The channel of this name."""
@@ -228,6 +249,30 @@ class Texture:
         """`Tensor.to` on the buffer: another device or dtype. Differentiable."""
         return self.replace(self.data.to(*args, **kwargs))
 
+    def cpu(self) -> Texture:
+        """On the CPU."""
+        return self.replace(self.data.cpu())
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Texture:
+        """On a GPU, as `Tensor.cuda`."""
+        return self.replace(self.data.cuda(*args, **kwargs))
+
+    def half(self) -> Texture:
+        """In float16."""
+        return self.replace(self.data.half())
+
+    def float(self) -> Texture:
+        """In float32."""
+        return self.replace(self.data.float())
+
+    def detach(self) -> Texture:
+        """The same texels, cut off from the graph."""
+        return self.replace(self.data.detach())
+
+    def pin_memory(self) -> Texture:
+        """In page-locked memory, as `DataLoader(pin_memory=True)` asks for."""
+        return self.replace(self.data.pin_memory())
+
     def replace(self, data: Tensor) -> Texture:
         """The same texture around another buffer of the same level table."""
         return Texture.from_data(data, self.height, self.width, self.levels, self.reducer, self.names, self.meta, self.backend)
@@ -235,7 +280,7 @@ class Texture:
     def sample(
         self,
         uv: Tensor,
-        lod: Tensor | float = 0.0,
+        lod: Lod = 0.0,
         filter: str = "trilinear",
         address: str = "clamp",
         backend: str | None = None,
@@ -271,7 +316,7 @@ class Texture:
         return (backend or self.backend) == "texture"
 
     def patches(
-        self, center_uv: Tensor, lod: Tensor | float = 0.0, size: int = 16, axes: Tensor | None = None, address: str = "clamp"
+        self, center_uv: Tensor, lod: Lod = 0.0, size: int = 16, axes: Tensor | None = None, address: str = "clamp"
     ) -> Tensor:
         """Square patches around center_uv [B, N, 2] -> [B, N, C, size, size]. See `texvlm.extract_patches`."""
         return extract_patches(self, center_uv, lod, size, axes, address)
@@ -318,3 +363,50 @@ def _unflatten(children: Any, context: Any) -> Texture:
 
 pytree.register_pytree_node(Texture, _flatten, _unflatten, serialized_type_name="texvlm.Texture")
 torch.serialization.add_safe_globals([Texture])  # torch.load as it is by default
+# As `default_collate` says that types are made known to it; workers of a DataLoader import this module with the first texture.
+default_collate_fn_map[Texture] = lambda textures, *, collate_fn_map=None: Texture.stack(textures)
+
+
+class TextureBuffer(torch.nn.Module):
+    """A texture as a buffer of a module: `to`, `half`, `state_dict` and `copy.deepcopy` take it along.
+
+    Its state is `data` [B, T, C] and, beside it, the size and number of levels, which must be its own when a state is loaded. What the
+    channels are (names, reducers, meta) is not part of it. The texels get no gradients.
+
+    Args:
+        texture: what it holds.
+
+    Example:
+        >>> import torch, texvlm
+        >>> model = torch.nn.ModuleDict({"atlas": texvlm.TextureBuffer(texvlm.Texture(torch.rand(3, 8, 8)))}).half()
+        >>> model["atlas"].texture, list(model.state_dict())
+        (Texture(1 x 3 channels, 8 x 8, 4 levels, float16, cpu), ['atlas.data', 'atlas._extra_state'])
+        >>> model["atlas"](torch.rand(5, 2)).shape
+        torch.Size([5, 3])
+    """
+
+    data: Tensor
+
+    def __init__(self, texture: Texture) -> None:
+        super().__init__()
+        self.register_buffer("data", texture.data.detach())
+        self.form = _flatten(texture)[1]
+
+    @property
+    def texture(self) -> Texture:
+        """The texture around the buffer as it is now."""
+        return _unflatten([self.data], self.form)
+
+    def forward(self, uv: Tensor, lod: Tensor | float = 0.0, filter: str = "trilinear", address: str = "clamp") -> Tensor:
+        """`Texture.sample`."""
+        return self.texture.sample(uv, lod, filter, address)
+
+    def get_extra_state(self) -> Tensor:
+        """Height, width and levels, which `data` does not tell by its shape; a tensor, which files of all kinds hold."""
+        return torch.tensor(self.form[:3])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Refuses a texture of another size."""
+        (height, width, levels), (h, w, n) = state.tolist(), self.form[:3]
+        if (height, width, levels) != (h, w, n):
+            raise ValueError(f"the state is of a texture of {height} x {width} with {levels} levels, not {h} x {w} with {n}")

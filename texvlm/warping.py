@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
 from texvlm._ext import acc_dtype, fake, fake_gradients, ops, texel_dtype
-from texvlm.texture import as_previous, as_rgb
+from texvlm.pictures import as_previous, as_rgb, warn_caller
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def warp(planes: Tensor, flow: Tensor, occlusion: Tensor | None = None, fill: float | None = 0.0) -> Tensor:
@@ -45,15 +48,45 @@ def warp(planes: Tensor, flow: Tensor, occlusion: Tensor | None = None, fill: fl
     return ops.warp(planes, field, fill, occlusion)
 
 
-def motion(image: ImageLike, previous: ImageLike, flow: Tensor | None = None, occlusion: Tensor | None = None) -> Tensor:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _of_one_order(motion: Callable[P, R]) -> Callable[P, R]:
+    """With a flow it matters which picture comes first: where neither is named, a warning says which that is now."""
+
+    @functools.wraps(motion)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        followed = len(args) > 2 or kwargs.get("flow") is not None
+        if len(args) > 1 and followed and not torch.compiler.is_compiling():
+            warn_caller(
+                "motion takes the previous picture first, as optical_flow does (before, it took it second): "
+                "with a flow, name them, motion(previous=..., current=..., flow=...)"
+            )
+        return motion(*args, **kwargs)
+
+    return checked
+
+
+@_of_one_order
+def motion(
+    previous: ImageLike,
+    current: ImageLike | None = None,
+    flow: Tensor | None = None,
+    occlusion: Tensor | None = None,
+    *,
+    image: ImageLike | None = None,
+) -> Tensor:
     """The magnitude of the change of luma against the previous picture, compensated by flow where there is one (channel 7).
 
     Args:
-        image: see `Texture`; values in [0, 1] (uint8 is divided by 255), those that are not finite count as 0.
-        previous: the picture before it, of the same shape and dtype.
-        flow: from image to previous, as in `warp`. Where it is occluded or not finite, and without flow, a pixel is compared with the
-            one at its own place.
+        previous: the picture before, of the shape and dtype of `current`.
+        current: see `Texture`; values in [0, 1] (uint8 is divided by 255), those that are not finite count as 0.
+        flow: from current to previous, as in `warp`. Where it is occluded or not finite, and without flow, a pixel is compared with the
+            one at its own place. With a flow, name the pictures: without names a warning says in which order they are taken (without
+            flow both orders are the same).
         occlusion: as in `warp`.
+        image: `current` by its former name.
 
     Returns:
         [B, H, W] in [0, 1], in the picture's dtype (float32 for uint8): channel 7 of `build_channels`.
@@ -63,10 +96,13 @@ def motion(image: ImageLike, previous: ImageLike, flow: Tensor | None = None, oc
         >>> import torch, texvlm
         >>> before, now = torch.zeros(1, 4, 4), torch.zeros(1, 4, 4)
         >>> now[0, 1, 2] = 0.5
-        >>> texvlm.motion(now, before)[0, 1]
+        >>> texvlm.motion(before, now)[0, 1]
         tensor([0.0000, 0.0000, 0.5000, 0.0000])
     """
-    picture = as_rgb(image)
+    now = image if current is None else current
+    if now is None or (current is not None and image is not None):
+        raise TypeError("motion takes two pictures: previous and current (or image, its former name)")
+    picture = as_rgb(now, "image" if current is None else "current")
     field = None if flow is None else flow.to(picture.device, acc_dtype(picture.dtype))
     return ops.motion(picture, as_previous(previous, picture), field, occlusion)
 

@@ -18,7 +18,9 @@ namespace {
 void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // or the next launch would report it again
-  throw std::runtime_error(std::string("texvlm: ") + what + " failed: " + cudaGetErrorString(error));
+  const std::string message = std::string("texvlm: ") + what + " failed: " + cudaGetErrorString(error);
+  if (error == cudaErrorMemoryAllocation) throw OutOfMemory(message);
+  throw std::runtime_error(message);
 }
 
 struct OnDevice {

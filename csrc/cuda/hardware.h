@@ -6,12 +6,18 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <tuple>
 #include <vector>
 
 #include "../math/footprint.h"
 
 namespace texvlm::cuda {
+
+// The device has no memory for an array.
+struct OutOfMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // What arrays are cached by.
 struct ArrayShape {

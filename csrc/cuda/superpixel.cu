@@ -6,7 +6,46 @@ namespace texvlm::cuda {
 
 namespace {
 
-constexpr int kMergeThreads = 256;
+constexpr int kMergeThreads = 256, kSweepThreads = 256;
+constexpr int kTile = 32, kMostSide = kTile + 2 * 4 * kFineSweeps;
+
+// All rounds of the sweeps over a tile of pixels, in one launch. What a pixel chooses depends on its neighbours alone, so a block
+// takes as many pixels around its tile as there are rounds: after each round, the labels are right one pixel further from the
+// edge of what it took. It moves the labels once in, (1 + 2 halo / kTile)^2 times as many as there are pixels, and once out, and
+// the colours of pixels at borders.
+template <class Lab>
+__global__ void __launch_bounds__(kSweepThreads) sweep_kernel(typename MoveBorders<Lab>::template For<int32_t, 0> move,
+                                                              FinerLabels<int32_t, 0> begin, int rounds, int64_t batch) {
+  TEXVLM_SHARED(labels, int32_t[kMostSide * kMostSide]);
+  const int t = static_cast<int>(threadIdx.x), side = kTile + 2 * rounds;
+  const int64_t tiles = (move.height + kTile - 1) / kTile, x0 = static_cast<int64_t>(blockIdx.x) * kTile - rounds;
+  const auto inside = [&](int64_t y, int64_t x) { return y >= 0 && y < move.height && x >= 0 && x < move.width; };
+  for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
+    for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+      const int64_t y0 = tile * kTile - rounds;
+      for (int i = t; i < side * side; i += kSweepThreads) {
+        const int64_t y = y0 + i / side, x = x0 + i % side;
+        labels[i] = inside(y, x) ? begin.label(b, y, x) : -1;
+      }
+      __syncthreads();
+      for (int round = 0; round < rounds; ++round) {
+        const int edge = round + 1, odd_y = round / 2 % 2, odd_x = round % 2;
+        const int top = edge + static_cast<int>((y0 + edge + odd_y) & 1), left = edge + static_cast<int>((x0 + edge + odd_x) & 1);
+        const int rows = (side - edge - top + 1) / 2, columns = (side - edge - left + 1) / 2;
+        for (int i = t; i < rows * columns; i += kSweepThreads) {
+          const int v = top + 2 * (i / columns), u = left + 2 * (i % columns);
+          if (inside(y0 + v, x0 + u)) labels[v * side + u] = move.chosen(b, y0 + v, x0 + u, labels + v * side + u, side);
+        }
+        __syncthreads();
+      }
+      for (int i = t; i < kTile * kTile; i += kSweepThreads) {
+        const int v = rounds + i / kTile, u = rounds + i % kTile;
+        if (inside(y0 + v, x0 + u)) move.labels[(b * move.height + y0 + v) * move.width + x0 + u] = labels[v * side + u];
+      }
+      __syncthreads();
+    }
+  }
+}
 
 struct Candidate {
   int64_t cost;
@@ -69,16 +108,25 @@ void merge_regions(const MergeRegions<int32_t, 0>& merge, int64_t batch, void* s
   launch(merge_kernel, dim3(at_most(batch, 1 << 20)), dim3(kMergeThreads), 0, stream, merge, batch);
 }
 
+template <class Lab>
+void sweep_borders(const typename MoveBorders<Lab>::template For<int32_t, 0>& move, const FinerLabels<int32_t, 0>& begin,
+                   int sweeps, int64_t batch, void* stream) {
+  const auto tiles = [](int64_t n) { return (n + kTile - 1) / kTile; };
+  const dim3 grid(static_cast<unsigned>(tiles(move.width)), at_most(tiles(move.height), kMaxGridYZ), at_most(batch, kMaxGridYZ));
+  launch(sweep_kernel<Lab>, grid, dim3(kSweepThreads), 0, stream, move, begin, 4 * sweeps, batch);
+}
+
 TEXVLM_QUERIES(LabTable<int32_t, 0>);
 TEXVLM_TEXELS(StartCells<int32_t, 0>);
 TEXVLM_QUERIES(RegionModel<int32_t, 0>);
 TEXVLM_ROWS_REDUCED(PictureWeights<int64_t, 0>);
 TEXVLM_QUERIES(TouchingRegions<int32_t, 0>);
-TEXVLM_TEXELS(FinerLabels<int32_t, 0>);
-TEXVLM_TEXELS(MoveBorders<PlaneLab>::For<int32_t, 0>);
+#define TEXVLM_SWEEPS(Lab) \
+  template void sweep_borders<Lab>(const MoveBorders<Lab>::For<int32_t, 0>&, const FinerLabels<int32_t, 0>&, int, int64_t, void*)
+TEXVLM_SWEEPS(PlaneLab);
 #define TEXVLM_PICTURE_LAB(S)                   \
   TEXVLM_TEXELS(LabPlanes<S>::For<int32_t, 0>); \
-  TEXVLM_TEXELS(MoveBorders<PictureLab<S>>::For<int32_t, 0>)
+  TEXVLM_SWEEPS(PictureLab<S>)
 TEXVLM_PICTURE_LAB(uint8_t);
 TEXVLM_PICTURE_LAB(float);
 TEXVLM_PICTURE_LAB(double);

@@ -13,6 +13,7 @@
 #include "filter.h"
 #include "lanes.h"
 #include "luma.h"
+#include "reduce.h"
 
 namespace texvlm {
 
@@ -22,6 +23,7 @@ constexpr float kStillStep = 0.1f;        // a step shorter than this (pixels) e
 constexpr float kSearchRadius = 8.f;      // how far a patch may go from where it began, in pixels of its level
 constexpr float kNoise = 3.5e-5f;         // variance of luma that is not motion: (1.5 / 255)^2
 constexpr float kLeastCurvature = 5e-6f;  // added to the normal matrix: texture below the noise does not move a patch
+constexpr float kMostGain = 4.f;          // pictures differ by no more than this in contrast
 constexpr float kApart = 0.5f;            // a coarse node's flow is a candidate of its own when it differs by this much
 
 constexpr float kOcclusionShare = 0.01f, kOcclusionFloor = 0.5f;  // |f + b|^2 > share (|f|^2 + |b|^2) + floor, as in UnFlow
@@ -112,20 +114,44 @@ struct Window {
   }
 };
 
-// The template of a patch: its luma, its slopes, and the normal matrix of their least squares. All sums are of differences from
-// the patch's mean, so that a change of brightness does not count.
+// Standard deviation of a level of each picture: what an exposure or a fade multiplies.
+template <class T, int C>
+struct FlowContrast {
+  template <int N>
+  using Part = Sums<double, 2, N>;
+  TextureView<const T> luma;
+  int level;
+  float* out;  // [2 B]
+
+  template <class P>
+  TEXVLM_HD void add(int64_t b, int64_t y, int64_t x, int n, P& to) const {
+    const T* TEXVLM_RESTRICT from = luma.texel(b, level, y, x);
+    for (int j = 0; j < n; ++j) {
+      const double v = static_cast<double>(from[j]);
+      to.of[0][j] += v;
+      to.of[1][j] += v * v;
+    }
+  }
+  TEXVLM_HD void finish(int64_t b, const Part<1>& total) const {
+    const double count = static_cast<double>(luma.levels.height[level] * luma.levels.width[level]), mean = total.of[0][0] / count;
+    out[b] = static_cast<float>(std::sqrt(maximum(total.of[1][0] / count - mean * mean, 0.0)));
+  }
+};
+
+// The template of a patch: its luma and slopes times `gain`, and the normal matrix of their least squares. All sums are of
+// differences from the patch's mean, so that a change of brightness does not count.
 struct FlowPatch {
   Eight luma[kPatch], dx[kPatch], dy[kPatch];
   float sum_dx, sum_dy, xx, xy, yy;
 
-  TEXVLM_HD FlowPatch(const LumaLevel& image, int y, int x) {
+  TEXVLM_HD FlowPatch(const LumaLevel& image, int y, int x, float gain) {
     const Window<kPatch + 2> w(image, y - 1, x - 1);
     Eight sx = eight(0.f), sy = sx, sxx = sx, sxy = sx, syy = sx;
     for (int i = 0; i < kPatch; ++i) {
       const float* row = w.data + (i + 1) * w.stride + 1;
-      luma[i] = eight(row);
-      dx[i] = (eight(row + 1) - eight(row - 1)) * 0.5f;
-      dy[i] = (eight(row + w.stride) - eight(row - w.stride)) * 0.5f;
+      luma[i] = eight(row) * gain;
+      dx[i] = (eight(row + 1) - eight(row - 1)) * (0.5f * gain);
+      dy[i] = (eight(row + w.stride) - eight(row - w.stride)) * (0.5f * gain);
       sx = sx + dx[i], sy = sy + dy[i];
       sxx = sxx + dx[i] * dx[i], sxy = sxy + dx[i] * dy[i], syy = syy + dy[i] * dy[i];
     }
@@ -144,6 +170,7 @@ struct FlowPatch {
 struct FlowFit {
   float error, bx, by;
 
+  FlowFit() = default;
   TEXVLM_HD FlowFit(const FlowPatch& patch, const LumaLevel& image, float y, float x) {
     // Farther outside than a patch everything is border.
     y = clamp(y, -2.f * kPatch, static_cast<float>(image.height + kPatch));
@@ -211,6 +238,7 @@ struct FlowSearch {
   TextureView<const T> luma;
   int level, stride;
   int64_t batch;
+  const float* contrast;  // [2 B]
   FlowFound out;
   FlowGrid coarse;           // of the level before, of this one's last turn, or what is given; u is null where there is none
   float coarse_y, coarse_x;  // from pixels of this level to units of the coarser grid in [0, 1]
@@ -221,23 +249,33 @@ struct FlowSearch {
     return {luma.texel(b, level, 0, 0), static_cast<int>(luma.levels.height[level]), static_cast<int>(luma.levels.width[level])};
   }
 
+  // What turns the template's contrast into the target's.
+  TEXVLM_HD static float gain(float target, float from) {
+    return target > from * kMostGain ? kMostGain : from > target * kMostGain ? 1.f / kMostGain : from > 0.f ? target / from : 1.f;
+  }
+
   TEXVLM_HD void operator()(int64_t direction, int64_t n, int64_t, int64_t) const {
     const int i = static_cast<int>(n / out.columns), j = static_cast<int>(n - static_cast<int64_t>(i) * out.columns);
     const LumaLevel target = picture(direction);
     // Inside the picture, where it is large enough: a patch of replicated border matches anything.
     const int y = maximum(minimum(i * stride + stride / 2 - kPatch / 2, target.height - kPatch), 0),
               x = maximum(minimum(j * stride + stride / 2 - kPatch / 2, target.width - kPatch), 0);
-    const FlowPatch patch(picture(direction < batch ? direction + batch : direction - batch), y, x);
+    const int64_t from = direction < batch ? direction + batch : direction - batch;
+    const FlowPatch patch(picture(from), y, x, gain(contrast[direction], contrast[from]));
     const float xx = patch.xx + kLeastCurvature, yy = patch.yy + kLeastCurvature, xy = patch.xy,
                 scale = 1.f / (xx * yy - xy * xy);
 
+    const auto fit_at = [&](float u, float v) {
+      return FlowFit(patch, target, static_cast<float>(y) + v, static_cast<float>(x) + u);
+    };
     float u = 0.f, v = 0.f;
+    FlowFit fit{};
+    bool fitted = false;  // fit is that of (u, v)
     if (coarse.u) {
       const FlowPlace place(coarse, direction, (static_cast<float>(i) + 0.5f) * static_cast<float>(stride) * coarse_y,
                             (static_cast<float>(j) + 0.5f) * static_cast<float>(stride) * coarse_x);
       u = place.of(coarse.u) * scale_x, v = place.of(coarse.v) * scale_y;
       const float first_u = u, first_v = v;
-      float least = -1.f;
       const int64_t first = direction * coarse.nodes();
       for (int k = 1; k < (given ? 11 : 9); k += 2) {  // above, left, right, below; still
         const int ci = clamp(place.near_y + k / 3 - 1, 0, coarse.rows - 1),
@@ -246,15 +284,15 @@ struct FlowSearch {
         const float cu = k < 9 ? coarse.u[c] * scale_x : 0.f, cv = k < 9 ? coarse.v[c] * scale_y : 0.f;
         if ((cu - first_u) * (cu - first_u) + (cv - first_v) * (cv - first_v) < kApart * kApart) continue;
         if ((cu - u) * (cu - u) + (cv - v) * (cv - v) < kApart * kApart) continue;
-        if (least < 0.f) least = FlowFit(patch, target, static_cast<float>(y) + v, static_cast<float>(x) + u).error;
-        const float error = FlowFit(patch, target, static_cast<float>(y) + cv, static_cast<float>(x) + cu).error;
-        if (error < least) least = error, u = cu, v = cv;
+        if (!fitted) fit = fit_at(u, v), fitted = true;
+        const FlowFit tried = fit_at(cu, cv);
+        if (tried.error < fit.error) fit = tried, u = cu, v = cv;
       }
     }
     const float u0 = u, v0 = v;
     float best_u = u, best_v = v, least = 3e38f;
     for (int step = 0; step < kMostSteps; ++step) {
-      const FlowFit fit(patch, target, static_cast<float>(y) + v, static_cast<float>(x) + u);
+      if (step > 0 || !fitted) fit = fit_at(u, v);
       if (!(fit.error < least)) break;
       least = fit.error, best_u = u, best_v = v;
       const float du = (yy * fit.bx - xy * fit.by) * scale, dv = (xx * fit.by - xy * fit.bx) * scale;

@@ -15,11 +15,11 @@
 
 namespace texvlm {
 
-constexpr int kFeatures = 7;           // L, a, b, edge strength, the two components of edge orientation, motion
-constexpr int kBase = 2;               // the coarsest the gradient is taken from is this many levels above the places of the map
-constexpr int kTopSide = 6;            // the map's larger side has 2^kTopSide places or up to twice that many
-constexpr int kScales = 5;             // steps of the a-trous transform
-constexpr int kPairs = 2;              // centre 2 and surround 4, centre 3 and surround 5, counted in steps
+constexpr int kFeatures = 7;  // L, a, b, edge strength, the two components of edge orientation, motion
+constexpr int kBase = 2;      // the gradient is taken up to this many levels below the places of the map
+constexpr int kTopSide = 6;   // the map's larger side has 2^kTopSide places or up to twice that many, or is the picture's
+constexpr int kScales = 5;    // steps of the a-trous transform
+constexpr int kPairs = 2;     // centre 2 and surround 4, centre 3 and surround 5, counted in steps
 constexpr double kWhitenFloor = 1e-6;  // added to variances: differences of 1e-3 and below are noise
 constexpr double kTurnFloor = 1e-2;    // gradients below this have no orientation
 constexpr double kMapFloor = 1e-4;     // a map whose maximum is not above this is flat: its rounding noise must not be promoted

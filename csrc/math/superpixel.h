@@ -158,9 +158,9 @@ TEXVLM_HD bool can_leave(uint32_t ring) {
   return starts != 0 && (starts & (starts - 1)) == 0;
 }
 
-// One of the four interleaved quarters of the pixels, those with y % 2 == odd_y and x % 2 == odd_x: no two of them are
-// neighbours, so all can choose at the same time. Pixel (y, x) of the rectangle is (2 y + odd_y, 2 x + odd_x). The first of its
-// own label and those above, left, right and below with the least squared distance wins.
+// The pixels choose in four interleaved quarters, those with even y and even x, even and odd, odd and even, odd and odd: no two
+// of a quarter are neighbours, so all of it can choose at the same time. The first of its own label and those above, left, right
+// and below with the least squared distance wins.
 template <class Lab>
 struct MoveBorders {
   template <class T, int C>
@@ -169,7 +169,7 @@ struct MoveBorders {
     T* labels;
     const int64_t* model;  // [B, regions, kModel]
     int64_t height, width, regions;
-    int odd_y, odd_x;
+    int odd;                 // row() of y is of pixels 2 y + odd
     Cells cells;             // coarse: places count, and labels keep to the windows of these; fine: borders count, rows = 0
     const Weights* weights;  // [B]
 
@@ -184,17 +184,17 @@ struct MoveBorders {
       return d + ((place * (ey * ey + ex * ex)) >> 16);
     }
 
-    TEXVLM_HD void choose(int64_t b, int64_t y, int64_t x) const {
-      T* at = labels + (b * height + y) * width + x;
+    // What pixel (y, x) chooses; `at` is its label in rows that are `pitch` apart.
+    TEXVLM_HD T chosen(int64_t b, int64_t y, int64_t x, const T* at, int64_t pitch) const {
       const bool up = y > 0, down = y + 1 < height, left = x > 0, right = x + 1 < width;
       const T own = *at, none = T(-1);
-      const T ring[8] = {up ? at[-width] : none,  up && right ? at[1 - width] : none,
-                         right ? at[1] : none,    down && right ? at[width + 1] : none,
-                         down ? at[width] : none, down && left ? at[width - 1] : none,
-                         left ? at[-1] : none,    up && left ? at[-width - 1] : none};
+      const T ring[8] = {up ? at[-pitch] : none,  up && right ? at[1 - pitch] : none,
+                         right ? at[1] : none,    down && right ? at[pitch + 1] : none,
+                         down ? at[pitch] : none, down && left ? at[pitch - 1] : none,
+                         left ? at[-1] : none,    up && left ? at[-pitch - 1] : none};
       uint32_t same = 0;
       for (int i = 0; i < 8; ++i) same |= static_cast<uint32_t>(ring[i] == own) << i;
-      if (!can_leave(same)) return;
+      if (!can_leave(same)) return own;
       const Colour colour = lab(b, y, x);
       const int64_t place = weights[b].place, border = cells.rows == 0 ? weights[b].border : 0;
       const T tried[5] = {own, ring[0], ring[6], ring[2], ring[4]};
@@ -213,18 +213,20 @@ struct MoveBorders {
           best = label;
         }
       }
-      if (best != own) *at = best;
+      return best;
     }
 
-    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-      choose(b, 2 * y + odd_y, 2 * x + odd_x);
+    TEXVLM_HD void choose(int64_t b, int64_t y, int64_t x) const {
+      T* at = labels + (b * height + y) * width + x;
+      const T best = chosen(b, y, x, at, width);
+      if (best != *at) *at = best;
     }
 
-    // Most pixels are inside a region: they are passed over kRun at once. With odd_x < 0 the even pixels of the row choose, then
-    // the odd ones: no other row looks at them in between.
+    // Two quarters, one after the other: no other row looks at the pixels in between. Most are inside a region: they are passed
+    // over kRun at once.
     TEXVLM_HD void row(int64_t b, int64_t half, int64_t, int64_t) const {
-      const int64_t y = 2 * half + odd_y;
-      for (int odd = odd_x < 0 ? 0 : odd_x; odd < (odd_x < 0 ? 2 : odd_x + 1); ++odd) {
+      const int64_t y = 2 * half + odd;
+      for (int odd_x = 0; odd_x < 2; ++odd_x) {
         const T* mid = labels + (b * height + y) * width;
         const T* up = y > 0 ? mid - width : mid;
         const T* down = y + 1 < height ? mid + width : mid;
@@ -245,7 +247,7 @@ struct MoveBorders {
             }
           }
           if (any == 0) continue;
-          for (int j = odd; j < n; j += 2)
+          for (int j = odd_x; j < n; j += 2)
             if (differs[j] != 0) choose(b, y, x + j);
         }
       }

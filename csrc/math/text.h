@@ -81,8 +81,8 @@ TEXVLM_HD void stroke_terms(A v, A l2, A l1, A r1, A r2, A u2, A u1, A d1, A d2,
 
 // Texel (y, x) is a cell; `level` of the texture is measured for statistics [slot * kLevelStatistics, ...) of `out`
 // [B, kTextStatistics + 1, rows, columns], as the network reads them. Slot 0 also writes how far the mean is above the smallest
-// and below the largest value, and, as the last plane, the plain mean |gx| + |gy|. A cell beyond the last texel of the level
-// repeats the last one.
+// and below the largest value, and, as the last plane, the plain mean |gx| + |gy|. A cell that reaches beyond the last texel of
+// the level is moved back inside: all cells have as many texels, since the statistics of a few rows or columns mislead.
 template <class T, int C>
 struct TextStatistics {
   TextureView<const T> texture;
@@ -94,8 +94,8 @@ struct TextStatistics {
     int64_t begin, end;
   };
   TEXVLM_HD Extent extent(int64_t cell, int64_t size) const {
-    const int64_t side = kTextCell >> level, c = minimum(cell, (size - 1) / side);
-    return {c * side, minimum(size, (c + 1) * side)};
+    const int64_t side = minimum<int64_t>(kTextCell >> level, size), begin = minimum(cell * side, size - side);
+    return {begin, begin + side};
   }
   TEXVLM_HD const T* line(int64_t b, int64_t y) const {
     return texture.texel(b, level, clamp<int64_t>(y, 0, texture.levels.height[level] - 1), 0);
@@ -143,19 +143,19 @@ struct TextStatistics {
   }
 
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    const int64_t width = texture.levels.width[level], side = kTextCell >> level, last = (width - 1) / side;
+    const int64_t side = kTextCell >> level, whole = minimum(x1, texture.levels.width[level] / side);
     const Extent ey = extent(y, texture.levels.height[level]);
     int64_t x = x0;
-    for (; x < x1 && x <= last; x += kRun / side) {
-      const int64_t begin = x * side, stop = minimum(minimum(x1, last + 1), x + kRun / side);
-      const int n = static_cast<int>(minimum(width, stop * side) - begin);
+    for (; x < whole; x += kRun / side) {
+      const int64_t begin = x * side, stop = minimum(whole, x + kRun / side);
+      const int n = static_cast<int>((stop - x) * side);
       T column[kLevelStatistics][kRun], total[kRun], low[kRun], high[kRun];
       for (int k = 0; k < kLevelStatistics; ++k)
         for (int j = 0; j < kRun; ++j) column[k][j] = T(0);
       for (int j = 0; j < kRun; ++j) total[j] = T(0);
       for (int64_t i = ey.begin; i < ey.end; ++i) sums(b, i, begin, n, i == ey.begin, column, total, low, high);
       for (int64_t c = x; c < stop; ++c) {
-        const int from = static_cast<int>((c - x) * side), to = static_cast<int>(minimum<int64_t>(from + side, n));
+        const int from = static_cast<int>((c - x) * side), to = static_cast<int>(from + side);
         T sum[kLevelStatistics] = {}, all = 0, least = low[from], most = high[from];
         for (int j = from; j < to; ++j) {
           for (int k = 0; k < kLevelStatistics; ++k) sum[k] += column[k][j];
@@ -166,7 +166,7 @@ struct TextStatistics {
         store(b, y, c, sum, (ey.end - ey.begin) * (to - from), all, least, most);
       }
     }
-    for (x = maximum(x0, last + 1); x < x1; ++x) (*this)(b, y, x, 0, 1);
+    for (x = maximum(x0, whole); x < x1; ++x) (*this)(b, y, x, 0, 1);
   }
 
   // Adds n texels of row i, from column x on.

@@ -90,10 +90,10 @@ def state(tile=8, masks=(mask, mask), colours=(3, 64, 1), features=(7, 85, 1), d
 
 BAD = [
     Bad("update_saliency", "colours", lambda: state(colours=(3, 16, 1)), r"colours must be \[3 B, T, 1\] = \[3, 64, 1\]"),
-    Bad("update_saliency", "features", lambda: state(features=(7, 64, 1)), r"features must be \[7 B, T', 1\] = \[7, 84, 1\]"),
+    Bad("update_saliency", "features", lambda: state(features=(7, 84, 1)), r"features must be \[7 B, T', 1\] = \[7, 64, 1\]"),
     Bad("update_saliency", "dtype", lambda: state(dtype=torch.float64), "colours must be Float .the arithmetic's., got Double"),
-    Bad("update_saliency", "tile", lambda: state(tile=0, features=(7, 84, 1)), "tile must be from 8"),
-    Bad("update_saliency", "mask", lambda: state(masks=(mask[0], mask), features=(7, 84, 1)), "dirty must be"),
+    Bad("update_saliency", "tile", lambda: state(tile=0, features=(7, 64, 1)), "tile must be from 8"),
+    Bad("update_saliency", "mask", lambda: state(masks=(mask[0], mask), features=(7, 64, 1)), "dirty must be"),
     Bad("saliency", "channels", lambda: (torch.rand(1, 4, 8, 8),), r"image must be \[B, 3, H, W\].*got \[1, 4, 8, 8\]"),
     Bad("saliency", "dtype", lambda: (torch.ones(1, 3, 8, 8, dtype=torch.int32),), "image must be float32.*got Int"),
     Bad("saliency", "zero-size", lambda: (torch.rand(1, 3, 0, 8),), "height and width must be at least 1"),

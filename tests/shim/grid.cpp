@@ -1,5 +1,7 @@
 #include "grid.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +14,7 @@
 
 #include "fibers.h"
 #include "races.h"
+#include "traffic.h"
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -61,7 +64,12 @@ struct Block {
   int votes;
   const char* kind;  // of the barrier that threads wait at
   Where where;
-  std::vector<std::pair<const void*, void*>> shared;
+  struct Shared {
+    const void* key;
+    char* memory;
+    size_t bytes;
+  };
+  std::vector<Shared> shared;
   void* dynamic;
   char* orders;  // names for the race checker: the barrier, the fences of this block, then one for each lane
 };
@@ -93,6 +101,7 @@ struct Scheduler {
 };
 Scheduler& s = *new Scheduler;  // never destroyed: fibers outlive static destructors
 std::mutex one_launch;          // at a time
+std::atomic<Listener> listener_of_launches{nullptr};
 
 bool is_fixed() { return s.how.schedule() == Schedule::fixed; }
 
@@ -172,7 +181,7 @@ void admit() {
 }
 
 void retire(Block& b) {
-  for (const auto& [key, memory] : b.shared) free_memory(memory);
+  for (const Block::Shared& each : b.shared) free_memory(each.memory);
   b.shared.clear();
   if (b.dynamic) free_memory(b.dynamic);
   if (b.orders) free_memory(b.orders);
@@ -431,6 +440,8 @@ void fail(Where where, const char* format, ...) {
 
 Site::Site(const char* source, const char* kernel) : source(source), kernel(kernel) { note("linked", *this); }
 
+extern "C" void texvlm_shim_tell(Listener listener) { listener_of_launches = listener; }
+
 void run(const Launch& launch) {
   const std::lock_guard<std::mutex> guard(one_launch);
   if (!launch.site->launched) note("launched", *launch.site);
@@ -452,6 +463,7 @@ void run(const Launch& launch) {
   s.host.stack = nullptr;  // this launch may come from another thread than the last
   s.host_identity = host_identity();
   release(&launch);
+  if (listener_of_launches != nullptr) begin_traffic();
   Thread& first = *pick();
   resume(first);
   switch_fiber(s.host, *first.fiber);
@@ -462,6 +474,8 @@ void run(const Launch& launch) {
   s.used.clear();
   s.names.insert(s.names.end(), s.used_names.begin(), s.used_names.end());
   s.used_names.clear();
+  const Traffic moved = end_traffic();
+  if (const Listener tell = listener_of_launches) tell(launch.site->source, launch.site->kernel, moved.read, moved.written);
 }
 
 int barrier(const char* kind, bool vote, Where where) {
@@ -535,16 +549,26 @@ void fence(bool block) {
 
 void* shared(const void* key, size_t bytes) {
   Block& b = *s.current->block;
-  for (const auto& [known, memory] : b.shared)
-    if (known == key) return memory;
+  for (const Block::Shared& each : b.shared)
+    if (each.key == key) return each.memory;
   Thread& t = calling();
   void* const memory = new_memory(bytes);
-  b.shared.emplace_back(key, memory);
+  b.shared.push_back({key, static_cast<char*>(memory), bytes});
   assume_identity(t.identity);
   return memory;
 }
 
 void* dynamic_shared() { return s.current->block->dynamic; }
+
+bool is_local(const void* p) {
+  const auto in = [p](const void* begin, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(begin) < bytes;
+  };
+  const Thread& t = *s.current;
+  if (in(t.fiber->stack, t.fiber->size) || in(t.block->dynamic, s.launch->shared_bytes)) return true;
+  return std::any_of(t.block->shared.begin(), t.block->shared.end(),
+                     [&](const Block::Shared& each) { return in(each.memory, each.bytes); });
+}
 
 unsigned lane() { return s.current->lane; }
 

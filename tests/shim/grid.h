@@ -43,6 +43,10 @@ struct Launch {
 };
 void run(const Launch& launch);
 
+// Tells somebody of each launch, once it has run, and of the bytes that it read and wrote (see traffic.h); null: nobody.
+using Listener = void (*)(const char* source, const char* kernel, uint64_t read, uint64_t written);
+extern "C" __attribute__((visibility("default"))) void texvlm_shim_tell(Listener listener);
+
 // --- what a running thread may ask for; outside of kernels they do nothing ----------------------------------------------------
 
 // All threads of the block that have not ended. Returns how many of them passed true.
@@ -61,6 +65,9 @@ void fence(bool block);  // what this thread wrote before is seen by those that 
 // Memory of the block: one piece for each key (a declaration), exactly as large as asked, filled with 0xFF.
 void* shared(const void* key, size_t bytes);
 void* dynamic_shared();
+
+// Whether this lies on the current thread's stack or in its block's shared memory.
+bool is_local(const void* p);
 
 unsigned lane();
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -20,7 +21,10 @@ struct cudaArray {
 };
 
 struct cudaMipmappedArray {
+  static inline int count = 0;
   std::vector<std::unique_ptr<cudaArray>> levels;
+  cudaMipmappedArray() { ++count; }
+  ~cudaMipmappedArray() { --count; }
 };
 
 namespace texvlm::shim {
@@ -96,7 +100,12 @@ float4 sum(float4 a, float wa, float4 b, float wb) {
   return {a.x * wa + b.x * wb, a.y * wa + b.y * wb, a.z * wa + b.z * wb, a.w * wa + b.w * wb};
 }
 
-double fixed_point(double v) { return std::floor(v * 256 + 0.5) / 256; }
+// As a card does that has been asked: "8 nearest", or "8 down" (see texvlm/reference/hardware.py).
+double fixed_point(double v) {
+  static const char* const asked = std::getenv("TEXVLM_TEXTURE_ROUNDING");
+  static const double scale = std::exp2(asked ? std::atoi(asked) : 8), add = asked && std::strstr(asked, "down") ? 0 : 0.5;
+  return std::floor(v * scale + add) / scale;
+}
 
 float4 in_level(const Texture& t, size_t level, float u, float v, size_t layer) {
   const cudaArray& a = *t.levels[level];
@@ -195,6 +204,8 @@ cudaError_t cudaArrayGetInfo(cudaChannelFormatDesc* format, cudaExtent* extent, 
 
 cudaError_t cudaMallocMipmappedArray(cudaMipmappedArray_t* array, const cudaChannelFormatDesc* format, cudaExtent extent,
                                      unsigned levels, unsigned flags) {
+  const char* const most = std::getenv("TEXVLM_SHIM_ARRAYS");  // that there is memory for
+  if (most && cudaMipmappedArray::count >= std::atoi(most)) return cudaErrorMemoryAllocation;
   auto all = std::make_unique<cudaMipmappedArray>();
   for (unsigned l = 0; l < levels && (l == 0 || std::max(extent.width, extent.height) >> l); ++l) {
     const cudaExtent size = {std::max<size_t>(1, extent.width >> l), std::max<size_t>(1, extent.height >> l), extent.depth};

@@ -2,9 +2,9 @@
 // Fetching"; "Surface Functions"). Textures are two-dimensional and layered, of 1, 2 or 4 channels of float or half.
 //
 // Fractions between texels and between levels are rounded to 8 bits (9-bit fixed point, so that 1.0 is exact); rounding to
-// nearest, and as many bits for levels, are assumed: neither is documented. So are the taps of anisotropic filtering: equal
-// weights along the major axis of the footprint. Where hardware would quietly clamp or trap (layers, texels outside), this aborts
-// and says where.
+// nearest, and as many bits for levels, are assumed, unless TEXVLM_TEXTURE_ROUNDING says otherwise: neither is documented. So are
+// the taps of anisotropic filtering: equal weights along the major axis of the footprint. Where hardware would quietly clamp or
+// trap (layers, texels outside), this aborts and says where.
 #pragma once
 
 #include <cstddef>

@@ -123,24 +123,26 @@ def _source(name: str) -> Path | io.BytesIO:
     return path
 
 
-def _to_rgb(upright: Any, size: tuple[int, int], path: Path, max_size: int | None) -> Picture:
-    """Of a file that is loaded, in part of its `size` (width, height); it is turned in place."""
+def _to_rgb(file: Any, size: tuple[int, int], path: Path, max_size: int | None) -> Picture:
+    """Of a file of this `size` (width, height), which may have been shrunk as it was loaded."""
     import numpy as np
-    from PIL import Image, ImageOps
+    from PIL import Image
+
+    from texvlm import pictures
 
     remarks = []
-    if (orientation := upright.getexif().get(0x0112, 1)) != 1:
+    upright = pictures.upright(file)
+    if upright is not file:
         remarks.append("turned upright as its EXIF orientation says")
-    ImageOps.exif_transpose(upright, in_place=True)
-    full = size if orientation in (5, 6, 7, 8) else size[::-1]  # (height, width)
+    on_its_side = file.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+    full = size if on_its_side else size[::-1]  # (height, width)
 
-    if upright.mode.startswith("I") or upright.mode == "F":  # 16 or 32 bits of grey
-        grey = np.asarray(upright, dtype=np.float32)
-        top = float(grey.max(initial=0.0))
-        if not np.isfinite(grey).all() or float(grey.min(initial=0.0)) < 0 or top > 65535:
-            raise Complaint(f"{path} has pixels outside what a picture can show (mode {upright.mode})")
-        scale = 65535.0 if upright.mode.startswith("I") else (1.0 if top <= 1 else 255.0 if top <= 255 else 65535.0)
-        upright = Image.fromarray(grey / scale)
+    if pictures.is_deep(upright):
+        try:
+            grey, scale = pictures.deep_grey(upright)
+        except ValueError as error:
+            raise Complaint(f"{path} has {error}") from None
+        upright = Image.fromarray(grey)
         remarks.append(f"grey values divided by {scale:g}")
     elif upright.getbands()[-1] in "Aa" or "transparency" in upright.info:
         layer = upright.convert("RGBA")

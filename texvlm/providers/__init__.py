@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 __all__ = [
     "ClipEmbedding",
@@ -66,7 +66,7 @@ def require(module: str, provider: str, packages: str) -> Any:
 
 def as_pictures(image: ImageLike) -> Tensor:
     """A picture as float [B, 3, H, W] in [0, 1], without NaN: what networks are fed with."""
-    from texvlm.texture import as_float, as_rgb
+    from texvlm.pictures import as_float, as_rgb
 
     picture = as_float(as_rgb(image)).float()
     return torch.where(picture.isfinite(), picture, torch.zeros_like(picture)).clamp(0, 1)

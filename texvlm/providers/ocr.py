@@ -10,7 +10,7 @@ from torch import Tensor
 from texvlm.providers import as_pictures, require
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 def paint_quads(quads: Tensor, scores: Tensor, height: int, width: int) -> Tensor:

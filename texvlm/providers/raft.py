@@ -11,7 +11,7 @@ from torch import Tensor
 from texvlm.providers import as_pictures, require
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 LEAST = 128  # pixels: RAFT's correlation pyramid has four levels of features at an eighth
 RELATIVE, ABSOLUTE = 0.01, 0.5  # of the forward-backward test, as in UnFlow (Meister et al. 2018)

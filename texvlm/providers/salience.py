@@ -12,7 +12,7 @@ from torch import Tensor
 from texvlm.providers import as_pictures
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 class ModuleSaliency:

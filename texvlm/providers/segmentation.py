@@ -11,7 +11,7 @@ from torch import Tensor
 from texvlm.providers import as_pictures
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what SAM was trained with
 STABILITY_OFFSET = 1.0  # in logits

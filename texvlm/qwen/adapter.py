@@ -21,7 +21,7 @@ from texvlm.qwen.preparation import MODES, THUMBNAILS, Preparation
 from texvlm.qwen.selectors import Selecting, Selector, trainable
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 GATES = ("bias", "scale", "blend")
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from texvlm.pictures import as_float, as_rgb
 from texvlm.qwen.batch import IGNORED, PRIVATE, PreparedBatch, check_gaps, continued, text_row
 from texvlm.qwen.families import Family, Sizes, rope_index
 from texvlm.qwen.geometry import Geometry, patch_positions
@@ -26,10 +27,9 @@ from texvlm.qwen.pictures import (
     unpack_rows,
 )
 from texvlm.qwen.selectors import Choice, Selecting, auto_budget, trainable, whole_windows
-from texvlm.texture import as_float, as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 MODES = ("scale", "blend", "bias", "prune_post", "prune_pre")
 THUMBNAILS = (None, "segment", "joint")

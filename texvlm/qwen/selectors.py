@@ -15,11 +15,11 @@ from texvlm.channels import build_channels
 from texvlm.embedding import Embedding, EmbeddingProvider
 from texvlm.features import all_cells, cell_features, node_features
 from texvlm.paths import NODE_SAMPLES, CascadeConfig, channels_of
+from texvlm.pictures import as_float
 from texvlm.prediction import predict_cells
 from texvlm.quadtree import log_soft_cut, node_numbers, node_places, quadtree_cut, values_of_scores
 from texvlm.selection import Selection
 from texvlm.soft_selection import gumbel_noise, log_soft_topk, noisy_topk, soft_topk
-from texvlm.texture import as_float
 
 Selector = str | CascadeConfig | nn.Module | Callable[..., Any]
 

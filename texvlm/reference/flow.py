@@ -33,6 +33,9 @@ NOISE = 3.5e-5
 LEAST_CURVATURE = 5e-6
 """Added to the diagonal of the normal matrix."""
 
+MOST_GAIN = 4.0
+"""The pictures' contrasts are taken to differ by no more than this factor."""
+
 APART = 0.5
 """A neighbour's flow is tried when it differs by at least this many pixels from the first and from the best one."""
 
@@ -47,7 +50,7 @@ class Pass(NamedTuple):
     softness: float
 
 
-FINEST, MIDDLE, COARSE = Pass(4, 1, 12, 36.0, 0.12), Pass(5, 3, 4, 112.0, 0.5), Pass(2, 4, 6, 42.0, 0.25)
+FINEST, MIDDLE, COARSE = Pass(4, 1, 12, 36.0, 0.12), Pass(5, 3, 4, 60.0, 0.5), Pass(2, 6, 6, 42.0, 1.0)
 """For the finest level, for those between, and for those whose longer side is shorter than COARSE_SIDE."""
 
 COARSE_SIDE = 100
@@ -77,9 +80,10 @@ def read_nodes(nodes: Tensor, y: Tensor, x: Tensor) -> Tensor:
 
 
 class Patches:
-    """The templates of all nodes: `[D, N, PATCH, PATCH]`, upper left pixels at `top`, `left` `[N]`."""
+    """The templates of all nodes: `[D, N, PATCH, PATCH]` times `gain` `[D]`, upper left pixels at `top`, `left` `[N]`."""
 
-    def __init__(self, planes: Tensor, top: Tensor, left: Tensor) -> None:
+    def __init__(self, planes: Tensor, top: Tensor, left: Tensor, gain: Tensor) -> None:
+        planes = planes * gain[:, None, None]
         span = torch.arange(PATCH, dtype=planes.dtype)
         self.y = (top[:, None, None] + span[:, None]).expand(-1, PATCH, PATCH)
         self.x = (left[:, None, None] + span).expand(-1, PATCH, PATCH)
@@ -191,7 +195,8 @@ def optical_flow(
 
     Convention: both directions at once, in float64. Per level, from the coarsest: every `stride` pixels a node, whose patch lies
     around it inside the picture; it begins at the coarser level's flow there, or at a neighbour's, goes by Gauss-Newton steps on the
-    differences from the patch's mean, and is made smooth with its normal matrix over its mean squared residual as precision. Coarse
+    differences from the patch's mean, of templates brought to the contrast of what is searched (the standard deviation of the coarsest
+    level), and is made smooth with its normal matrix over its mean squared residual as precision. Coarse
     levels are searched again from their own smooth flow. Between the last nodes the flow is bilinear.
 
     Source: Kroeger et al., "Fast optical flow using dense inverse search", 2016, without its variational step; the test of Meister et
@@ -206,6 +211,9 @@ def optical_flow(
         count += 1
     finest = min(int(max(height, width) > FULL_SIZE) if finest is None else finest, count - 1)
     levels = [p[..., 0] for p in split_levels(generate_mipmaps(both[:, None], ["mean"], count), height, width, count)]
+    contrast = levels[-1].std((1, 2), correction=0)
+    before = contrast.roll(batch)
+    gain = torch.where(before > 0, contrast / before, torch.where(contrast > 0, MOST_GAIN, 1.0)).clamp(1 / MOST_GAIN, MOST_GAIN)
     prior, given = None, initial is not None
     above: tuple[int, ...] = ()
     if initial is not None:
@@ -225,7 +233,7 @@ def optical_flow(
         i, j = (p.flatten() for p in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
         top, left = (k * how.stride + how.stride // 2 - PATCH // 2 for k in (i, j))
         patches = Patches(
-            template, top.clamp(max=h - PATCH).clamp(min=0).double(), left.clamp(max=w - PATCH).clamp(min=0).double()
+            template, top.clamp(max=h - PATCH).clamp(min=0).double(), left.clamp(max=w - PATCH).clamp(min=0).double(), gain
         )
         node_y, node_x = (((k + 0.5) * how.stride / n).expand(2 * batch, -1) for k, n in ((i, h), (j, w)))
         if prior is not None:

@@ -7,6 +7,7 @@ Direct3D 11.3 functional specification, 7.18. Gradients are those of the exact i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -14,13 +15,15 @@ from torch import Tensor
 
 from . import footprint, sample
 
-FRACTION_BITS = 8
-"""Fractional bits of the weights between texels and between levels."""
+_BITS, ROUNDING = os.environ.get("TEXVLM_TEXTURE_ROUNDING", "8 nearest").split()
+FRACTION_BITS = int(_BITS)
+"""Fractional bits of the weights between texels and between levels. What a card is seen to do, `make gpu-verify` says by
+TEXVLM_TEXTURE_ROUNDING="8 nearest", or "down", so that it is compared with what it is."""
 
 
 def fixed_point(value: Tensor) -> Tensor:
-    """Return `value` rounded to the nearest multiple of 2^-FRACTION_BITS, halves up."""
-    return torch.floor(value * 2**FRACTION_BITS + 0.5) / 2**FRACTION_BITS
+    """Return `value` as a multiple of 2^-FRACTION_BITS: the nearest, halves up, or with ROUNDING "down" the one below."""
+    return torch.floor(value * 2**FRACTION_BITS + (0.5 if ROUNDING == "nearest" else 0.0)) / 2**FRACTION_BITS
 
 
 class HardwareSampler(sample.Sampler):

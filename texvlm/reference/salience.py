@@ -21,10 +21,10 @@ EDGE_SCALE = 4 * math.sqrt(1.25)
 """The largest magnitude that the Sobel operator can give on values in [0, 1]: |(4, 2)|."""
 
 TOP_SIDE = 64
-"""The map is made at the level whose larger side is at least this and below twice this, but not below FINEST."""
+"""The map is made at the level whose larger side is at least this and below twice this, or at level 0 of smaller pictures."""
 
 FINEST = 2
-"""The finest level of the map, or the last one of small pictures; gradients are taken this many levels below it."""
+"""Gradients are taken this many levels below the map, or at level 0."""
 
 SCALES = 5
 """Steps of the a-trous transform."""
@@ -205,8 +205,8 @@ def saliency(image: Tensor, previous: Tensor | None = None) -> Tensor:
         for uint8).
 
     Convention: all in float32 (float64 for double), the covariance in float64. The base level is the one whose
-    larger side is in [TOP_SIDE, 2 TOP_SIDE), or level FINEST if that is coarser, or the last one. Colours,
-    oriented edges and motion are taken FINEST levels below it and reduced (mean) to it, colours then turned
+    larger side is in [TOP_SIDE, 2 TOP_SIDE), or level 0 of smaller pictures. Colours, oriented edges and motion
+    are taken up to FINEST levels below it and reduced (mean) to it, colours then turned
     into Lab; each step of the a-trous transform smooths the one before with twice the gap. For each of PAIRS
     the differences of two steps are whitened over the picture; the length of all of them together, over its
     maximum, is upsampled bilinearly. No centre prior. Differentiable in both pictures: norms and |x| have
@@ -228,7 +228,7 @@ def saliency(image: Tensor, previous: Tensor | None = None) -> Tensor:
 def _levels(height: int, width: int) -> tuple[int, int]:
     """Return the level that gradients are taken from, and the level of the map."""
     last = level_count(height, width) - 1
-    base = min(last, max(FINEST, last - level_count(TOP_SIDE, 1) + 1))
+    base = max(0, last - level_count(TOP_SIDE, 1) + 1)
     return max(0, base - FINEST), base
 
 

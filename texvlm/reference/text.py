@@ -13,7 +13,7 @@ from .pyramid import generate_mipmaps, level_count, split_levels
 from .salience import luma, replicate, rgb_planes
 
 CELL = 16
-"""Pixels a side of a cell of the grid on which text is scored; the last row and column of cells may be partial."""
+"""Pixels a side of a cell of the grid on which text is scored."""
 
 TEXT_LEVELS = 4
 """Mip levels whose strokes are measured: level l sees strokes of about 2^l to 3 * 2^l pixels. Beyond the last
@@ -53,15 +53,18 @@ def trained_weights() -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.float16).float()
 
 
-def _at_cells(planes: Tensor, side: int, rows: int, columns: int) -> Tensor:
-    """Return the means of `[B, N, h, w]` over cells of `side` texels, `[B, N, rows, columns]`.
+def _cells(planes: Tensor, side: int, rows: int, columns: int) -> Tensor:
+    """Return the texels of `[B, N, h, w]` in cells of `side` texels, `[B, N, rows, columns, texels]`.
 
-    Partial cells average what there is; cells beyond the last texel repeat the last cell.
+    Cells that would reach beyond the last texel are the last ones inside; no cell is larger than the level.
     """
-    means = F.avg_pool2d(planes, side, ceil_mode=True)
-    y = torch.arange(rows, device=planes.device).clamp(max=means.shape[2] - 1)
-    x = torch.arange(columns, device=planes.device).clamp(max=means.shape[3] - 1)
-    return means[:, :, y[:, None], x]
+    for count in (rows, columns):  # the dimension that is next leaves its place, the cells and their texels come last
+        size = planes.shape[2]
+        part = min(side, size)
+        first = (torch.arange(count, device=planes.device) * part).clamp(max=size - part)
+        places = first[:, None] + torch.arange(part, device=planes.device)
+        planes = planes.movedim(2, -1)[..., places]
+    return planes.transpose(3, 4).flatten(4)
 
 
 def text_features(image: Tensor) -> Tensor:
@@ -98,11 +101,10 @@ def text_features(image: Tensor) -> Tensor:
         planes = [gx.abs(), gy.abs(), (gx + gy).abs(), (gx - gy).abs(), gx * gx + gy * gy, gx, gy]
         planes += [(torch.minimum(*sides) - value).clamp(min=0) for sides in (sides_x, sides_y)]
         planes += [(value - torch.maximum(*sides)).clamp(min=0) for sides in (sides_x, sides_y)]
-        means = _at_cells(torch.stack(planes, dim=1), CELL >> level, rows, columns)
+        means = _cells(torch.stack(planes, dim=1), CELL >> level, rows, columns).mean(-1)
         found += [means[:, :4], means[:, 4:5].sqrt(), means[:, 5:7].abs(), means[:, 7:]]
-    mean = F.avg_pool2d(levels[0][:, None], CELL, ceil_mode=True)
-    lowest = -F.max_pool2d(-levels[0][:, None], CELL, ceil_mode=True)
-    found += [mean - lowest, F.max_pool2d(levels[0][:, None], CELL, ceil_mode=True) - mean]
+    cells = _cells(levels[0][:, None], CELL, rows, columns)
+    found += [cells.mean(-1) - cells.amin(-1), cells.amax(-1) - cells.mean(-1)]
     return torch.cat(found, dim=1).clamp(min=0)
 
 

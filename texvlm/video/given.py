@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from texvlm._ext import real_tensor
-from texvlm.texture import as_rgb
+from texvlm._ext import coordinates
+from texvlm.pictures import as_rgb
 
 if TYPE_CHECKING:
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 POINTS = {"fixation_history": "fixations", "gaze_history": "gaze"}
@@ -60,4 +60,4 @@ def checked_fixation(fixation: Tensor, picture: Tensor) -> Tensor:
 
 
 def _own(name: str, points: Tensor, picture: Tensor) -> Tensor:
-    return real_tensor(name, points).detach().to(picture.device, torch.float32, copy=True)
+    return coordinates(name, points, picture).detach().to(picture.device, torch.float32, copy=True)

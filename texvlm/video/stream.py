@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from texvlm._ext import integer, ops
+from texvlm._ext import coordinates, integer, ops
 from texvlm.cascade import needed_channels
 from texvlm.channel_sources import COLOURS, EMBEDDING, HISTORIES, PREVIOUS
 from texvlm.channels import CHANNELS, LOCAL, build_channels, channel_indices
 from texvlm.embedding import AXES, Embedding, relevance
-from texvlm.fovea import FoveaLayout, FoveatedTokens, sample_foveated
+from texvlm.fovea import FoveaLayout, FoveatedTokens, gazes, sample_foveated
 from texvlm.paths import MAX_CELL, CascadeConfig
 from texvlm.pyramid import update_mipmaps
 from texvlm.selection import Selection
@@ -35,7 +35,7 @@ from texvlm.video.state import State
 
 if TYPE_CHECKING:
     from texvlm.embedding import EmbeddingProvider
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 
 @contextmanager
@@ -450,12 +450,14 @@ class VideoStream:
         """`texvlm.sample_foveated` of the stream's texture; the fixation enters the histories (17, 37) with the next frame.
 
         Args:
-            fixation: [B, F, 2] in uv.
+            fixation: [B, F, 2] in uv, [B, 2] or [2].
             layout: see `FoveaLayout`; by default 273 tokens.
         """
         tokens = sample_foveated(self.texture, fixation, layout)
+        picture = self._ready().reference
+        points = gazes(coordinates("fixation", fixation, picture), len(picture))
         for name in HISTORIES:
-            self._recall(name, checked_points("fixation", fixation, self._ready().reference))
+            self._recall(name, checked_points("fixation", points, picture))
         return tokens
 
     def update_mipmaps(self) -> Texture:

@@ -37,6 +37,24 @@ struct Scene {
   }
 };
 
+// Sweeps over the borders: tiles of a kernel, or quarter by quarter in a loop.
+template <bool Kernel, class Lab>
+void borders(Scene& s, const Lab& lab, const Cells& within, int sweeps) {
+  const Cells& c = s.cells;
+  const std::vector<int32_t> from = s.labels;
+  const typename MoveBorders<Lab>::template For<int32_t, 0> move{
+      lab, s.labels.data(), s.model.data(), c.height, c.width, c.count(), 0, within, s.weights.data()};
+  if constexpr (Kernel) {
+    const FinerLabels<int32_t, 0> same{from.data(), nullptr, nullptr, c.height, c.width, c.height, c.width, 0, 0};
+    s.labels.assign(s.labels.size(), -7);
+    return cuda::sweep_borders<Lab>(move, same, sweeps, kBatch, nullptr);
+  }
+  for (int quarter = 0; quarter < 4 * sweeps; ++quarter)
+    for (int64_t b = 0; b < kBatch; ++b)
+      for (int64_t y = quarter / 2 % 2; y < c.height; y += 2)
+        for (int64_t x = quarter % 2; x < c.width; x += 2) move.choose(b, y, x);
+}
+
 // Each step as a kernel or as a loop.
 template <bool Kernel>
 void run(Scene& s) {
@@ -46,14 +64,10 @@ void run(Scene& s) {
     for (int64_t b = 0; b < kBatch; ++b)
       for (int64_t n = 0; n < count; ++n) f(b, n, 0, 1);
   };
-  const auto texels = [&](const auto& f, int64_t h, int64_t w) {
-    if (h == 0 || w == 0) return;
-    if constexpr (Kernel) return cuda::launch_texels(f, kBatch, 0, h, 0, w, 1, nullptr);
-    for (int64_t b = 0; b < kBatch; ++b)
-      for (int64_t y = 0; y < h; ++y)
-        for (int64_t x = 0; x < w; ++x) f(b, y, x, 0, 1);
-  };
-  texels(StartCells<int32_t, 0>{c, s.labels.data()}, c.height, c.width);
+  const StartCells<int32_t, 0> start{c, s.labels.data()};
+  for (int64_t b = 0; b < kBatch; ++b)
+    for (int64_t y = 0; y < c.height; ++y)
+      for (int64_t x = 0; x < c.width; ++x) start(b, y, x, 0, 1);
   const RegionModel<int32_t, 0> measure{c, s.labels.data(), s.planes.data(), s.sums.data(), s.model.data()};
   queries(measure, c.count());
   const PictureWeights<int64_t, 0> weigh{c, s.model.data(), {4000, 300, 0}, s.weights.data()};
@@ -63,20 +77,7 @@ void run(Scene& s) {
     for (int64_t b = 0; b < kBatch; ++b) reduce_row(weigh, b, c.count());
   }
   for (int sweep = 0; sweep < 3; ++sweep) {
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const int odd_y = quarter / 2, odd_x = quarter % 2;
-      texels(MoveBorders<PlaneLab>::For<int32_t, 0>{{s.planes.data(), c.height, c.width},
-                                                    s.labels.data(),
-                                                    s.model.data(),
-                                                    c.height,
-                                                    c.width,
-                                                    c.count(),
-                                                    odd_y,
-                                                    odd_x,
-                                                    c,
-                                                    s.weights.data()},
-             (c.height - odd_y + 1) / 2, (c.width - odd_x + 1) / 2);
-    }
+    borders<Kernel>(s, PlaneLab{s.planes.data(), c.height, c.width}, c, 1 + sweep % 2);
     queries(measure, c.count());
   }
   queries(TouchingRegions<int32_t, 0>{c, s.labels.data(), s.touching.data()}, c.count());
@@ -103,6 +104,7 @@ void compare(int64_t height, int64_t width, int64_t rows, int64_t columns) {
 int main() {
   compare(13, 60, 4, 12);
   compare(15, 3, 7, 2);
+  compare(37, 70, 5, 9);  // more than one tile each way
   compare(1, 60, 1, 30);
   return done();
 }
