@@ -14,12 +14,12 @@ from texvlm._ext import integer
 from texvlm.cascade import select
 from texvlm.data.decoding import DECODERS, decode, jpeg_decoder
 from texvlm.packing import pack_cells
-from texvlm.texture import as_rgb
+from texvlm.pictures import as_rgb
 
 if TYPE_CHECKING:
     from texvlm.paths import CascadeConfig
     from texvlm.selection import Selection
-    from texvlm.texture import ImageLike
+    from texvlm.pictures import ImageLike
 
 Source: TypeAlias = Union[bytes, bytearray, memoryview, str, "PathLike[str]", "ImageLike"]
 
