@@ -18,8 +18,8 @@ from texvlm.pictures import as_rgb
 
 if TYPE_CHECKING:
     from texvlm.paths import CascadeConfig
-    from texvlm.selection import Selection
     from texvlm.pictures import ImageLike
+    from texvlm.selection import Selection
 
 Source: TypeAlias = Union[bytes, bytearray, memoryview, str, "PathLike[str]", "ImageLike"]
 
