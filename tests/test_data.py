@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 import texvlm
+from texvlm.cli.image import read_picture
 from texvlm.data import Select, collate, decode, decoding, initialise_worker, selecting
 
 
@@ -103,10 +104,19 @@ def test_all_kinds_of_sources_are_one_picture(tmp_path: Path) -> None:
         select(torch.rand(2, 3, 32, 32))
 
 
-def test_a_large_picture_is_shrunk() -> None:
-    select = Select(5, max_size=64)
-    assert select(encoded(scenery((96, 128))))["size"].tolist() == [48, 64]
-    assert select(encoded(scenery((40, 64))))["size"].tolist() == [40, 64]
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_large_picture_is_shrunk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded(scenery((96, 128)), kind)
+    (tmp_path / "picture").write_bytes(content)
+    for decoder in ("auto", "pillow"):
+        image = Select(5, max_size=64, decoder=decoder).picture(content)
+        assert image.shape == (3, 48, 64) and torch.equal(image, read_picture(str(tmp_path / "picture"), 64).image)
+    assert Select(5, max_size=64)(scenery((96, 128)))["size"].tolist() == [48, 64]
+    assert Select(5, max_size=64)(encoded(scenery((40, 64)), kind))["size"].tolist() == [40, 64]
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 128 - 1)
+    with pytest.raises(ValueError, match="more than 12,287 pixels"):
+        Select(5)(content)
+    assert Select(5, max_size=64)(content)["size"].tolist() == [48, 64]
 
 
 def test_arguments_that_make_no_sense() -> None:

@@ -52,12 +52,14 @@ def jpeg_decoder(name: str = "auto") -> Decode | None:
     return None
 
 
-def decode(content: bytes, decoder: str = "auto") -> Tensor:
+def decode(content: bytes, decoder: str = "auto", max_size: int | None = None) -> Tensor:
     """A picture file's pixels, upright, in RGB; transparency is laid over white.
 
     Args:
         content: of a file of any format that Pillow reads.
         decoder: see `DECODERS`. "auto" is the first that is installed.
+        max_size: a longer side is shrunk to this many pixels, always by Pillow, a JPEG's in part while it is decoded. Pillow's limit of
+            pixels, which is there for memory's sake, then does not hold.
 
     Returns:
         uint8 [3, H, W], or float32 in [0, 1] where 8 bits would lose something. The same whatever the decoder.
@@ -71,7 +73,7 @@ def decode(content: bytes, decoder: str = "auto") -> Tensor:
     except ImportError:
         raise ImportError("decoding pictures needs Pillow: pip install pillow") from None
     fast = jpeg_decoder(decoder)
-    if fast is not None and content[:2] == b"\xff\xd8" and _is_plain(content):
+    if fast is not None and content[:2] == b"\xff\xd8" and _is_plain(content, max_size):
         with contextlib.suppress(Exception):  # Pillow says what is wrong with it, so that all decoders agree
             return fast(content)
 
@@ -79,19 +81,20 @@ def decode(content: bytes, decoder: str = "auto") -> Tensor:
     from texvlm.cli.image import read_picture
 
     try:
-        return read_picture("the picture", content=content).image
+        return read_picture("the picture", max_size, content=content).image
     except Complaint as complaint:
         raise ValueError(str(complaint)) from None
 
 
-def _is_plain(content: bytes) -> bool:
-    """Whether a JPEG is grey or RGB, upright and within Pillow's limit of pixels: only its header is read."""
+def _is_plain(content: bytes, max_size: int | None) -> bool:
+    """Whether a JPEG is grey or RGB, upright, and no larger than asked for or than Pillow's limit of pixels: only its header is read."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content)) as header:
-                return header.format == "JPEG" and header.mode in ("RGB", "L") and header.getexif().get(0x0112, 1) == 1
+                fits = max_size is None or max(header.size) <= max_size
+                return fits and header.format == "JPEG" and header.mode in ("RGB", "L") and header.getexif().get(0x0112, 1) == 1
     except Exception:  # whatever is wrong with it, Pillow will say
         return False

@@ -43,7 +43,7 @@ class Select:
         std: see mean.
         dtype: of the patches. torch.uint8: pixels 0 to 255, neither `mean` nor `std`; a quarter of the bytes between processes, to be
             normalised where the model is.
-        max_size: a longer side is shrunk to this many pixels. None: never.
+        max_size: a longer side is shrunk to this many pixels, those of files as the command line does it. None: never.
         decoder: of bytes: "auto" (the first of the following that is installed), "torchcodec", "simplejpeg", "pillow". The first two
             read plain JPEGs, several times as fast; the rest is always Pillow's. The pixels are the same.
         **options: further arguments of `texvlm.select`, such as scorer= or weights=.
@@ -134,7 +134,9 @@ class Select:
         """The picture [3, H, W] that is looked at: decoded, RGB, shrunk."""
         if isinstance(source, (str, PathLike)):
             source = Path(source).read_bytes()
-        decoded = decode(bytes(source), self.decoder) if isinstance(source, (bytes, bytearray, memoryview)) else source
+        decoded = (
+            decode(bytes(source), self.decoder, self.max_size) if isinstance(source, (bytes, bytearray, memoryview)) else source
+        )
         image = as_rgb(decoded)
         if len(image) != 1:
             raise ValueError(f"one picture at a time, got a batch of {len(image)}")
