@@ -24,6 +24,8 @@ COMPANIONS = {  # distribution: what it is for
     "matplotlib": "drawing",
     "rich": "tables in the terminal",
     "av": "reading and writing films",
+    "simplejpeg": "decoding JPEGs twice as fast, in texvlm.data",
+    "pyarrow": "writing an index of many pictures",
     "scikit-image": "the demo's photograph, a peer in the benchmarks",
     "pytest": "the tests",
     "hypothesis": "the tests",
