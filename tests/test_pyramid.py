@@ -175,7 +175,7 @@ class TestTexture:
         [
             (lambda: texvlm.Texture(torch.rand(4, 4)), r"\[C, H, W\] or \[B, C, H, W\], got \[4, 4\]"),
             (lambda: texvlm.Texture(torch.zeros(3, 4, 4, dtype=torch.int64)), "floating point or uint8, got torch.int64"),
-            (lambda: texvlm.Texture(np.zeros((4, 4, 3))), "uint8"),
+            (lambda: texvlm.Texture(np.zeros((4, 4, 3), dtype=np.int64)), "uint8"),
             (lambda: texvlm.Texture("cat.jpg"), "got str"),
             (lambda: texvlm.Texture(torch.rand(3, 4, 4), "median"), "median"),
             (lambda: texvlm.Texture(torch.rand(3, 4, 4), levels=9), "levels must be from 1 to 3"),

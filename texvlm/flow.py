@@ -51,8 +51,8 @@ def optical_flow(
         >>> import torch, texvlm
         >>> texture = torch.nn.functional.interpolate(torch.rand(1, 3, 16, 16), (128, 128), mode="bicubic").clamp(0, 1)
         >>> flow, occlusion = texvlm.optical_flow(texture, texture.roll(3, dims=3))  # everything moved right by 3
-        >>> flow[0, :, 64, 64].round().tolist()
-        [-3.0, 0.0]
+        >>> flow[0, :, 64, 64].round().int().tolist()
+        [-3, 0]
     """
     picture = as_rgb(current, "current")
     field = None if initial is None else real_tensor("initial", initial, torch.float32)

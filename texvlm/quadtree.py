@@ -183,9 +183,8 @@ def log_soft_cut(scores: Tensor, k: int, grid: tuple[int, int], levels: int, tem
     with torch.no_grad():
         price = _root(lambda price: taken(price).exp().sum(1, keepdim=True).log() - math.log(k), *_bracket(known, there, k))
         slope = (taken(price + 1e-4).exp().sum(1, keepdim=True) - taken(price - 1e-4).exp().sum(1, keepdim=True)) / 2e-4
-    if (
-        scores.requires_grad
-    ):  # nothing is added, but the derivative of the root: that of the count by the scores over that by the price
+    if scores.requires_grad:
+        # Nothing is added, but the derivative of the root: that of the count by the scores over that by the price.
         count = taken(price).exp().sum(1, keepdim=True)
         price = price - (count - count.detach()) / slope.clamp(max=-1e-12)
     return taken(price).to(scores.dtype)
