@@ -95,7 +95,7 @@ $(VENV)/.torch:
 	fi
 	@$(PIP) install -qq "setuptools>=77" wheel "ninja>=1.11" numpy || echo "pip could not install the build tools (is a package index reachable?); going on with what is there"
 	@$(PY) -c 'import torch' 2>/dev/null || { $(SAY) "installing $(TORCH), once"; $(PIP) install -qq --no-input $(TORCH); }
-	@$(PY) -c 'import torch, sys; v = tuple(map(int, torch.__version__.split(".")[:2])); sys.exit(None if (2, 11) <= v < (2, 14) else f"texvlm needs torch 2.11 to 2.13, found {torch.__version__}")'
+	@$(PY) -c 'import torch, sys; v = tuple(map(int, torch.__version__.split(".")[:2])); sys.exit(None if (2, 11) <= v < (2, 15) else f"texvlm needs torch 2.11 to 2.14, found {torch.__version__}")'
 	@$(PY) -c 'import torch; print("torch==" + torch.__version__)' > $(VENV)/constraints.txt
 	@touch $@
 

@@ -30,7 +30,7 @@ try:
     from torch.utils import cpp_extension
 except ImportError:
     sys.exit(
-        "texvlm is built against the PyTorch that you use, and found none. Install torch (2.11 to 2.13) first, then:\n"
+        "texvlm is built against the PyTorch that you use, and found none. Install torch (2.11 to 2.14) first, then:\n"
         "    pip install --no-build-isolation ."
     )
 

@@ -38,8 +38,8 @@ def run(block: int) -> dict[str, Any]:
     return names
 
 
-def test_there_are_eight_examples() -> None:
-    assert len(BLOCKS) == 8
+def test_there_are_nine_examples() -> None:
+    assert len(BLOCKS) == 9
 
 
 def test_the_channels_are_those_of_the_table() -> None:
@@ -105,6 +105,12 @@ def test_attention_example_reads_a_part_and_says_what_is_looked_at() -> None:
     torch.testing.assert_close(names["seen"].sum(), torch.tensor(1.0))
 
 
+def test_loader_example_feeds_two_forms_of_a_batch() -> None:
+    names = run(8)
+    assert names["batch"]["patches"].shape == (4, 64, 768) and names["batch"]["patches"].dtype == torch.uint8
+    assert names["packed"]["cu_seqlens"].tolist() == [0, 64, 128, 192, 256] and names["packed"]["patches"].shape == (256, 768)
+
+
 SOURCE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "csrc", "texvlm", "benchmarks")
 ELSEWHERE = (  # what is not run here, and where it is
     "make ",  # runs these tests
@@ -112,6 +118,7 @@ ELSEWHERE = (  # what is not run here, and where it is
     "python -m texvlm.training",  # tests/test_training.py
     "torchrun ",
     "python -m texvlm.qwen.finetune",  # tests/test_qwen_training.py
+    "texvlm index",  # tests/test_index.py
 )
 SMALLER = {  # the same at less cost
     "Qwen/Qwen3-VL-2B-Instruct": "./model",

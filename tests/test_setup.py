@@ -75,3 +75,11 @@ def test_as_many_compilers_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> 
         assert jobs() == wanted
     monkeypatch.setenv("MAX_JOBS", "7")
     assert jobs() == 7
+
+
+def test_all_name_the_same_versions_of_torch() -> None:
+    low, high = re.search(r'"torch>=2\.(\d+),<2\.(\d+)"', (ROOT / "pyproject.toml").read_text()).groups()
+    for name in ("README.md", "setup.py", "Makefile", "texvlm/cli/doctor.py"):
+        text = (ROOT / name).read_text()
+        assert set(re.findall(r"2\.(\d+) to 2\.(\d+)", text)) == {(low, str(int(high) - 1))}, name
+        assert set(re.findall(r"\(2, (\d+)\) <= .*? < \(2, (\d+)\)", text)) <= {(low, high)}, name

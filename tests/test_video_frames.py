@@ -294,7 +294,8 @@ def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
             raise RuntimeError(f"{name} wants a library\nthat is not here")
         return importlib.import_module(name)
 
-    monkeypatch.setattr(decoders, "importlib", types.SimpleNamespace(import_module=load))
+    stand_in = types.SimpleNamespace(import_module=load, metadata=importlib.metadata)
+    monkeypatch.setattr(decoders, "importlib", stand_in)
 
 
 def test_the_next_decoder_takes_over(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +304,38 @@ def test_the_next_decoder_takes_over(short: Path, monkeypatch: pytest.MonkeyPatc
     assert frames(short).backend == "opencv"
     with pytest.raises(ImportError, match=r"'torchcodec' does not load: torchcodec\.decoders wants a library$"):
         frames(short, backend="torchcodec")
+
+
+@pytest.mark.parametrize("error", [OSError, RuntimeError])
+def test_a_torchcodec_for_cuda_beside_a_cpu_only_torch(
+    error: type[Exception], short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 0.14 on its wheels on PyPI are such: others take over, and who asks for it is told what to install."""
+
+    def load(name: str) -> Any:
+        if name.startswith("torchcodec"):
+            raise error("libnvrtc.so.13: cannot open shared object file\nTraceback, and more")
+        return importlib.import_module(name)
+
+    def installed(version: str, cuda: str | None) -> None:
+        metadata = types.SimpleNamespace(
+            version=lambda name: version, PackageNotFoundError=importlib.metadata.PackageNotFoundError
+        )
+        monkeypatch.setattr(decoders, "importlib", types.SimpleNamespace(import_module=load, metadata=metadata))
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+
+    monkeypatch.setattr(film_module, "AUTO", ("torchcodec", "pyav"))
+    reason = r"^backend 'torchcodec' does not load: libnvrtc\.so\.13: cannot open shared object file"
+    installed("0.17.0", None)
+    assert frames(short).backend == "pyav"
+    with pytest.raises(
+        ImportError, match=reason + r": it is a build for CUDA, .* pip install 'torchcodec==0\.13\.\*', or pip install av$"
+    ):
+        frames(short, backend="torchcodec")
+    for version, cuda in (("0.13.0", None), ("0.17.0", "13.0")):  # then it is for want of something else
+        installed(version, cuda)
+        with pytest.raises(ImportError, match=reason + "$"):
+            frames(short, backend="torchcodec")
 
 
 def test_without_decoders_the_extra_is_named(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ cmake_prefix_path = str(_Path(__file__).parent / "cmake")
 
 def __getattr__(name: str) -> object:
     """The parts that bring libraries of their own are imported when they are asked for: `texvlm.qwen` needs transformers."""
-    if name in ("qwen", "training"):
+    if name in ("data", "qwen", "training"):
         import importlib
 
         return importlib.import_module(f"texvlm.{name}")

@@ -203,6 +203,7 @@ def parser() -> argparse.ArgumentParser:
     channels.add_argument("--json", nargs="?", const="-", metavar="FILE", help="as JSON; - is standard output (the default)")
 
     _add_video(commands)
+    _add_index(commands)
     chat = commands.add_parser(
         "chat",
         help="questions about pictures to a Qwen-VL that sees what a budget keeps of them",
@@ -308,6 +309,37 @@ def _add_video(commands: Any) -> None:
     parser.add_argument("--every", type=positive, metavar="N", help="each n-th frame only")
     parser.add_argument("--size", type=size, metavar="HxW", help="height x width to resize to, while decoding")
     parser.add_argument("--limit", type=positive, metavar="N", help="stop after so many frames")
+
+
+def _add_index(commands: Any) -> None:
+    parser = commands.add_parser(
+        "index",
+        help="what each of many pictures keeps, as Parquet",
+        description="Reads many pictures on all cores and writes what each keeps as Parquet: path, error, height, width, rows, columns, "
+        "cells, levels, scores. A broken picture is a row with an error. The same command goes on where it was stopped or killed.",
+    )
+    parser.add_argument(
+        "pictures", metavar="PICTURES", help="a folder, with all below it, or a pattern in quotes: 'photos/**/*.jpg'"
+    )
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="where the Parquet files go")
+    parser.add_argument(
+        "--budget", type=positive, default=273, metavar="K", help="how many cells to keep, at most all (%(default)s)"
+    )
+    parser.add_argument("--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)")
+    parser.add_argument(
+        "--path",
+        choices=SELECT_PATHS,
+        help=f"how they are chosen ({DEFAULT_PATH}, or query where there is one): see texvlm.select",
+    )
+    parser.add_argument(
+        "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: the cells are then kept by relevance"
+    )
+    parser.add_argument("--tokens", action="store_true", help="a column with the pixels of the cells too")
+    parser.add_argument("--max-size", type=positive, metavar="PX", help="shrink a picture whose longer side exceeds this (never)")
+    parser.add_argument(
+        "--engine", choices=("auto", "pool"), default="auto", help="what runs it: pool is processes here (%(default)s)"
+    )
+    parser.add_argument("--workers", type=positive, metavar="N", help="how many processes (as many as cores)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

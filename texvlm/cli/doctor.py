@@ -24,6 +24,8 @@ COMPANIONS = {  # distribution: what it is for
     "matplotlib": "drawing",
     "rich": "tables in the terminal",
     "av": "reading and writing films",
+    "simplejpeg": "decoding JPEGs twice as fast, in texvlm.data",
+    "pyarrow": "writing an index of many pictures",
     "scikit-image": "the demo's photograph, a peer in the benchmarks",
     "pytest": "the tests",
     "hypothesis": "the tests",
@@ -79,8 +81,8 @@ def _torch(report: Report) -> Any:
         report.line("torch", f"does not load ({first_line(error)})", "pip install torch==2.13.0")
         return None
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
-    wrong = not (2, 11) <= tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 14)
-    advice = "texvlm supports torch 2.11 to 2.13: pip install torch==2.13.0" if wrong else None
+    wrong = not (2, 11) <= tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 15)
+    advice = "texvlm supports torch 2.11 to 2.14: pip install torch==2.13.0" if wrong else None
     report.line("torch", f"{torch.__version__} ({built}), {torch.get_num_threads()} threads", advice)
     return torch
 

@@ -41,7 +41,7 @@ class Picture:
         return int(self.image.shape[2])
 
 
-def read_picture(name: str, max_size: int | None = None) -> Picture:
+def read_picture(name: str, max_size: int | None = None, *, content: bytes | None = None) -> Picture:
     """Reads any picture that Pillow reads.
 
     EXIF orientation is honoured; grey, palette, CMYK and 16-bit pictures become RGB; transparency is laid
@@ -51,6 +51,7 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
         name: the file; "-" is standard input.
         max_size: a longer side is shrunk to this many pixels, a JPEG's in part while it is decoded. Pillow's limit of pixels, which
             is there for memory's sake, then does not hold.
+        content: of the file, where it has been read: the name is then what errors call it.
 
     Raises:
         Complaint: with one line that says what is wrong with the file.
@@ -60,7 +61,7 @@ def read_picture(name: str, max_size: int | None = None) -> Picture:
     except ImportError:
         raise Complaint("reading pictures needs Pillow: pip install pillow") from None
 
-    path, source = Path(name), _source(name)
+    path, source = Path(name), _source(name) if content is None else io.BytesIO(content)
     try:
         with warnings.catch_warnings(), _any_size(max_size is not None):
             warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -7,6 +7,7 @@ A decoder is opened anew for each pass over a film. `read` yields (seconds, pixe
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Size: TypeAlias = tuple[int, int]
@@ -184,6 +186,35 @@ class OpenCV(Decoder):
         return missing if missing > 1 + 0.02 * decoded else 0
 
 
+LAST_CPU = (0, 13)
+"""From the next minor on, torchcodec's wheels on PyPI want the libraries of a torch with CUDA."""
+
+
+def load_torchcodec() -> Any:
+    """The module `torchcodec.decoders`.
+
+    Raises:
+        ImportError: it does not load; where that is for want of CUDA, with what to install instead.
+    """
+    try:
+        return importlib.import_module("torchcodec.decoders")
+    except (OSError, RuntimeError) as error:  # what a library that does not load raises
+        reason = str(error).strip().partition("\n")[0]
+        if torch.version.cuda is None and _minor("torchcodec") > LAST_CPU:
+            last = ".".join(map(str, LAST_CPU))
+            reason += f": it is a build for CUDA, and torch is CPU-only: pip install 'torchcodec=={last}.*', or pip install av"
+        raise ImportError(reason) from error
+
+
+def _minor(package: str) -> Size:
+    """The first two numbers of its version; (0, 0) where it is not installed."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        found = None
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
 class TorchCodec(Decoder):
     """torchcodec, over the FFmpeg of the system."""
 
@@ -191,7 +222,7 @@ class TorchCodec(Decoder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.decoders: Any = importlib.import_module("torchcodec.decoders")
+        self.decoders: Any = load_torchcodec()
         film = self._open()
         self.rate = float(film.metadata.average_fps or RATE)
         self.count = len(film)
@@ -219,8 +250,6 @@ class TorchCodec(Decoder):
 
 def _resized(pixels: Pixels, size: Size) -> Pixels:
     """By PyTorch, for a decoder that does not resize."""
-    import torch
-
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     planes = torch.nn.functional.interpolate(planes, size, mode="bicubic", antialias=True, align_corners=False)
     return np.ascontiguousarray(planes[0].permute(1, 2, 0).numpy())
