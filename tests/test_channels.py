@@ -209,7 +209,9 @@ def test_autocast_keeps_the_fixation_usable() -> None:
 
 def test_bad_arguments() -> None:
     image = torch.rand(3, 8, 8)
-    with pytest.raises(ValueError, match=r"no channel 'sobel'; leave channels out for all, or name some: all, minimal.*edge_distance"):
+    with pytest.raises(
+        ValueError, match=r"no channel 'sobel'; leave channels out for all, or name some: all, minimal.*edge_distance"
+    ):
         texvlm.build_channels(image, channels=["sobel"])
     with pytest.raises(ValueError, match=r"each once"):
         texvlm.build_channels(image, channels=["red", 0])

@@ -18,9 +18,10 @@ def saliency(image: ImageLike, previous: ImageLike | None = None) -> Tensor:
     """Bottom-up saliency: how rare the colours, edges, directions and motion of a place are in its picture. No centre prior.
 
     At a mip level of 64 to 127 places along the longer side (level 0 of smaller pictures), CIE L*a*b*, the strength and direction of
-    edges and the change against `previous` are smoothed in steps; differences of steps (2, 4) and (3, 5), centre and surround, are whitened over the picture, so that a
-    direction in which its places hardly vary is promoted and one in which they all vary is not. The length of the result is divided
-    by its maximum and enlarged bilinearly. A map whose maximum is below 1e-4 is flat and counts as zero.
+    edges and the change against `previous` are smoothed in steps; differences of steps (2, 4) and (3, 5), centre and surround, are
+    whitened over the picture, so that a direction in which its places hardly vary is promoted and one in which they all vary is not.
+    The length of the result is divided by its maximum and enlarged bilinearly. A map whose maximum is below 1e-4 is flat and counts
+    as zero.
 
     Args:
         image: see `Texture`; grey pictures are repeated to RGB, alpha is dropped. sRGB values in [0, 1] (uint8 is divided by 255);
