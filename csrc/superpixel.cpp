@@ -122,6 +122,7 @@ template <class S>
 Tensor labels_of(const Tensor& image, int64_t wanted) {
   const c10::Device device = image.device();
   const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
+  if (batch == 0) return new_tensor({batch, height, width}, at::kInt, device);
   const Plan plan = plan_of(height, width, wanted);
   const Cells& cells = plan.cells;
   const int64_t count = cells.count(), pixels = cells.height * cells.width;
