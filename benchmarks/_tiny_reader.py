@@ -209,7 +209,7 @@ class Schedule:
     steps: int = 100
     rate: float = 3e-3
     selector_rate: float = 2e-2
-    entropy: float = 0.3
+    entropy: float = 0.5
     seed: int = 0
     hidden: float = 0.0
 

@@ -40,6 +40,8 @@ LEFT_OUT = (
     "notebooks.py",
     "test_qwen",  # models of others over pack_cells, which has tests of its own
     "test_towers",  # and over attention
+    "test_data.py",  # pools of processes over select and pack_cells
+    "test_index.py",
     "test_video",  # films over ops that have tests of their own, and decoders of others
 )
 # Under emulation also what says nothing about kernels, and what is about the CPU's own loops and memory.

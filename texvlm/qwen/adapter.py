@@ -282,7 +282,7 @@ class QwenVLAdapter:
         nothing more. A bonus for entropy that falls to 0 along training keeps it looking elsewhere until it knows (R. Williams, J. Peng,
         "Function optimization using connectionist reinforcement learning algorithms", 1991):
 
-            loss = model(**batch).loss - 0.3 * (1 - step / steps) * adapter.entropy(batch)
+            loss = model(**batch).loss - 0.5 * (1 - step / steps) * adapter.entropy(batch)
 
         Args:
             batch: prepared, with a scorer that brings its terms (`texvlm.Allocator`) as selector.
