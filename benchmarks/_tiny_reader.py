@@ -59,7 +59,8 @@ class Setting:
     Attributes:
         selector: what an adapter takes, made for a seed.
         k: tokens; None: all groups.
-        mode, thumbnail, embedding, gate, strength: of the adapter.
+        mode, thumbnail, gate, strength: of the adapter.
+        embedding: makes that of the adapter, when a reader is made.
         shrinks: whether pictures are shrunk to k groups instead.
         asks: whether the selector takes the question.
         coarse: whether a `Given` selector is given the token that shows a card whole, or all groups that it lies in; None: either, by
@@ -70,7 +71,7 @@ class Setting:
     k: int | None = 16
     mode: str = "prune_pre"
     thumbnail: str | None = None
-    embedding: Any = None
+    embedding: Callable[[], Any] = lambda: None
     gate: str = "blend"
     strength: str = "random"
     shrinks: bool = False
@@ -106,7 +107,7 @@ class Reading:
             None if setting.shrinks else setting.k,
             setting.mode,
             thumbnail=setting.thumbnail,
-            embedding=setting.embedding,
+            embedding=setting.embedding(),
             pixels=(CELL * CELL, 1 << 24),
             generator=self.generator,
             gate=setting.gate,

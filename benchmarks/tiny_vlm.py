@@ -141,47 +141,40 @@ class Row:
         budgets: at which it is measured.
     """
 
-    setting: Callable[[], Setting]
+    setting: Setting
     kind: Kind = CARDS
     budgets: tuple[int, ...] = (BUDGET,)
 
 
-def _with(selector: Callable[[int], Any], **options: Any) -> Callable[[], Setting]:
-    return lambda: Setting(selector, **options)
+def _learned(kind: Kind = CARDS, levels: int = 1, **options: Any) -> Setting:
+    return Setting(lambda seed: allocator(seed, kind, levels), **options)
 
 
-def _learned(kind: Kind = CARDS, levels: int = 1, **options: Any) -> Callable[[], Setting]:
-    return _with(lambda seed: allocator(seed, kind, levels), **options)
+def _oracle(**options: Any) -> Setting:
+    return Setting(lambda seed: Given(), **options)
 
 
-def _oracle(**options: Any) -> Callable[[], Setting]:
-    return _with(lambda seed: Given(), **options)
+def _named(path: str, **options: Any) -> Setting:
+    return Setting(lambda seed: path, **options)
 
 
-def _named(path: str, **options: Any) -> Callable[[], Setting]:
-    return _with(lambda seed: path, **options)
+def _query(**options: Any) -> Setting:
+    return _named("query", embedding=embedding, asks=True, **options)
 
 
-def _query(**options: Any) -> Callable[[], Setting]:
-    return lambda: Setting(lambda seed: "query", embedding=embedding(), asks=True, **options)
-
-
-def _shrunk() -> Setting:
-    return Setting(shrinks=True)
-
-
+SHRUNK = Setting(shrinks=True)
 THUMBNAIL, AFTER = {"thumbnail": "segment"}, {"mode": "prune_post"}
 LARGE_BUDGET = (32,)
 
 ROWS = {
-    "dense": Row(lambda: Setting(k=None)),
-    "downscale": Row(_shrunk, budgets=(*BUDGETS, 64, 128)),
+    "dense": Row(Setting(k=None)),
+    "downscale": Row(SHRUNK, budgets=(*BUDGETS, 64, 128)),
     "random": Row(_named("random"), budgets=BUDGETS),
     "salience": Row(_named("salience"), budgets=BUDGETS),
     "query": Row(_query(), budgets=BUDGETS),
     "learned": Row(_learned(), budgets=BUDGETS),
     "oracle": Row(_oracle(), budgets=BUDGETS),
-    "learned from noise": Row(_with(lambda seed: allocator(seed, of=Blind))),
+    "learned from noise": Row(Setting(lambda seed: allocator(seed, of=Blind))),
     "oracle, ink scattered": Row(_oracle(), replace(CARDS, shuffled=True)),
     "random, thumbnail": Row(_named("random", **THUMBNAIL)),
     "salience, thumbnail": Row(_named("salience", **THUMBNAIL)),
@@ -190,12 +183,12 @@ ROWS = {
     "oracle, thumbnail": Row(_oracle(**THUMBNAIL)),
     "learned, after the tower": Row(_learned(**AFTER)),
     "oracle, after the tower": Row(_oracle(**AFTER)),
-    "three sizes: downscale": Row(_shrunk, SIZES),
+    "three sizes: downscale": Row(SHRUNK, SIZES),
     "three sizes: learned": Row(_learned(SIZES), SIZES),
     "three sizes: learned multiscale": Row(_learned(SIZES, LEVELS), SIZES, (16, 8)),
     "three sizes: oracle": Row(_oracle(), SIZES),
     "three sizes: oracle, levels": Row(_oracle(coarse=True), SIZES, (16, 8)),
-    "1024 groups: downscale": Row(_shrunk, LARGE, LARGE_BUDGET),
+    "1024 groups: downscale": Row(SHRUNK, LARGE, LARGE_BUDGET),
     "1024 groups: random": Row(_named("random"), LARGE, LARGE_BUDGET),
     "1024 groups: learned": Row(_learned(LARGE), LARGE, LARGE_BUDGET),
     "1024 groups: oracle": Row(_oracle(), LARGE, LARGE_BUDGET),
@@ -217,7 +210,7 @@ class Job:
     @property
     def setting(self) -> Setting:
         """How its reader gets its pictures."""
-        setting = ROWS[self.row].setting()
+        setting = ROWS[self.row].setting
         return setting if setting.k is None else replace(setting, k=self.k)
 
     @property

@@ -106,7 +106,7 @@ def test_a_training_goes_on_exactly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", tiny_vlm.ROWS)
 def test_every_row_takes_a_step_and_is_measured(row: str) -> None:
-    setting, kind = tiny_vlm.ROWS[row].setting(), tiny_vlm.ROWS[row].kind
+    setting, kind = tiny_vlm.ROWS[row].setting, tiny_vlm.ROWS[row].kind
     reading = Reading(reader(0), setting if setting.k is None else replace(setting, k=8), 0)
     data = Cards(1, kind=kind)
     Training(reading, [data], Schedule(1)).run()

@@ -169,14 +169,7 @@ def parser() -> argparse.ArgumentParser:
         + "".join(f"  {name:8}{what}\n" for name, what in COLUMNS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    select.add_argument(
-        "--path",
-        choices=SELECT_PATHS,
-        help=f"how they are chosen ({DEFAULT_PATH}, or query where there is one): see texvlm.select",
-    )
-    select.add_argument(
-        "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: the cells are then kept by relevance"
-    )
+    _add_choice(select)
     select.add_argument("--json", metavar="FILE", help="write the JSON there; - is standard output (the default without --csv)")
     select.add_argument("--csv", action="store_true", help="a table on standard output: a header, and a row for each cell")
 
@@ -242,6 +235,18 @@ def parser() -> argparse.ArgumentParser:
 
     _add_bench(commands)
     return top
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """How cells are chosen, which `texvlm.cli.select.asked` reads."""
+    parser.add_argument(
+        "--path",
+        choices=SELECT_PATHS,
+        help=f"how they are chosen ({DEFAULT_PATH}, or query where there is one): see texvlm.select",
+    )
+    parser.add_argument(
+        "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: the cells are then kept by relevance"
+    )
 
 
 def _add_bench(commands: Any) -> None:
@@ -326,14 +331,7 @@ def _add_index(commands: Any) -> None:
         "--budget", type=positive, default=273, metavar="K", help="how many cells to keep, at most all (%(default)s)"
     )
     parser.add_argument("--cell", type=positive, default=16, metavar="PX", help="side of a cell in pixels (%(default)s)")
-    parser.add_argument(
-        "--path",
-        choices=SELECT_PATHS,
-        help=f"how they are chosen ({DEFAULT_PATH}, or query where there is one): see texvlm.select",
-    )
-    parser.add_argument(
-        "--query", metavar="TEXT", help="what to look for, 0 to 9 as a word or a digit: the cells are then kept by relevance"
-    )
+    _add_choice(parser)
     parser.add_argument("--tokens", action="store_true", help="a column with the pixels of the cells too")
     parser.add_argument("--max-size", type=positive, metavar="PX", help="shrink a picture whose longer side exceeds this (never)")
     parser.add_argument(
