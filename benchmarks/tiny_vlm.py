@@ -168,7 +168,7 @@ LARGE_BUDGET = (32,)
 
 ROWS = {
     "dense": Row(Setting(k=None)),
-    "downscale": Row(SHRUNK, budgets=(*BUDGETS, 64, 128)),
+    "downscale": Row(SHRUNK, budgets=(*BUDGETS, 64)),
     "random": Row(_named("random"), budgets=BUDGETS),
     "salience": Row(_named("salience"), budgets=BUDGETS),
     "query": Row(_query(), budgets=BUDGETS),
@@ -329,10 +329,13 @@ def trained(args: argparse.Namespace, jobs: list[Job]) -> Iterator[Result]:
         for drawn in drawing:
             drawn.result()
         starts = {job.seed: job.start for job in jobs}
-        for future in [pool.submit(begin, seed, args.warm, shelf, path) for seed, path in starts.items()]:
-            losses = future.result()
+        begun = {pool.submit(begin, seed, args.warm, shelf, path): seed for seed, path in starts.items()}
+        working = []
+        for ready in as_completed(begun):  # rows of the first readers are trained beside the last reader
+            losses = ready.result()
             print(f"  a reader: loss {losses[0]:.2f} to {sum(losses[-10:]) / len(losses[-10:]):.2f}", flush=True)
-        for number, future in enumerate(as_completed([pool.submit(work, job) for job in jobs]), 1):
+            working += [pool.submit(work, job) for job in jobs if job.seed == begun[ready]]
+        for number, future in enumerate(as_completed(working), 1):
             done = future.result()
             job = done.job
             print(
