@@ -31,7 +31,7 @@ struct Stages {
   int64_t h = 0, w = 0;                // of the base level
   Tensor colours, previous, features;  // textures of 3 B, 3 B and kFeatures B planes of one channel
   Tensor steps[kScales + 1];           // [B, kFeatures, h, w]
-  Tensor whitening[kPairs];            // [B] of Whitening
+  Tensor whitening;                    // [kPairs, B] of Whitening
   Tensor length, stats, map;           // [B, h, w]; the map is the length over its maximum
 
   int feature_level() const { return base - fine; }
@@ -39,6 +39,12 @@ struct Stages {
   template <class T>
   PairView<T> pair(int p) const {
     return {pointer<const T>(steps[centre_of(p)]), pointer<const T>(steps[surround_of(p)]), h, w};
+  }
+  template <class T>
+  Pairs<T> pairs() const {
+    Pairs<T> all{{}, pointer<Whitening>(whitening), length.size(0)};
+    for (int p = 0; p < kPairs; ++p) all.pair[p] = pair<T>(p);
+    return all;
   }
 };
 
@@ -81,25 +87,16 @@ void make_map(Stages& s, int64_t batch, at::ScalarType dtype, c10::Device device
     for_each_pixel<SaliencePlanes, T>(device, s.places(), Work{1, 32}, texture_view<const T>(s.features, s.feature_levels),
                                       s.feature_level(), pointer<T>(s.steps[0]));
     const Rect planes{batch * kFeatures, 0, s.h, 0, s.w};
-    const Tensor half = new_tensor(s.steps[0].sizes(), dtype, device);
-    for (int k = 1; k <= kScales; ++k) {
-      const int64_t gap = int64_t{1} << (k - 1);
-      for_each_pixel<Atrous, T>(device, planes, Work{1, 4}, pointer<const T>(s.steps[k - 1]), pointer<T>(half), s.h, s.w, gap,
-                                false);
-      for_each_pixel<Atrous, T>(device, planes, Work{1, 4}, pointer<const T>(half), pointer<T>(s.steps[k]), s.h, s.w, gap, true);
-    }
-    Pairs<T> pairs{};
-    for (int p = 0; p < kPairs; ++p) {
-      s.whitening[p] = new_tensor({batch, static_cast<int64_t>(sizeof(Whitening))}, at::kByte, device);
-      pairs.pair[p] = s.pair<T>(p);
-      pairs.whitening[p] = pointer<const Whitening>(s.whitening[p]);
-      for_each_plane_reduced<WhitenPicture, T>(device, batch, s.h, s.w, kMoments, pairs.pair[p],
-                                               pointer<Whitening>(s.whitening[p]));
-    }
-    for_each_pixel<SalienceRarity, T>(device, s.places(), Work{1, kMoments}, pairs, pointer<T>(s.length));
+    for (int k = 1; k <= kScales; ++k)
+      for_each_pixel<Atrous, T>(device, planes, Work{1, 8}, pointer<const T>(s.steps[k - 1]), pointer<T>(s.steps[k]), s.h, s.w,
+                                int64_t{1} << (k - 1));
+    s.whitening = new_tensor({kPairs, batch, static_cast<int64_t>(sizeof(Whitening))}, at::kByte, device);
+    for_each_plane_reduced<WhitenPicture, T>(device, kPairs * batch, s.h, s.w, kMoments, s.pairs<T>());
+    for_each_pixel<SalienceRarity, T>(device, s.places(), Work{1, kMoments}, s.pairs<T>(), pointer<T>(s.length));
     s.stats = map_stats<T>(s.length, Tensor());
-    s.map = s.length.clone();
-    for_each_pixel<OverMaximum, T>(device, s.places(), Work{}, pointer<T>(s.map), pointer<const MapStats<T>>(s.stats), s.h, s.w);
+    s.map = new_tensor(s.length.sizes(), dtype, device);
+    for_each_pixel<OverMaximum, T>(device, s.places(), Work{}, pointer<const T>(s.length), pointer<const MapStats<T>>(s.stats),
+                                   pointer<T>(s.map), s.h, s.w);
   });
 }
 
@@ -152,7 +149,7 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     for (Tensor& step : to_steps) step = new_zeros(s.steps[0].sizes(), dtype, device);
     for (int p = 0; p < kPairs; ++p) {
       const Tensor sums = new_tensor({batch, static_cast<int64_t>(sizeof(Moments<1>))}, at::kByte, device);
-      const RarityMoments<T, 0> moments{s.pair<T>(p), pointer<const Whitening>(s.whitening[p]), pointer<const T>(to_length),
+      const RarityMoments<T, 0> moments{s.pair<T>(p), pointer<const Whitening>(s.whitening) + p * batch, pointer<const T>(to_length),
                                         pointer<const T>(s.length), pointer<Moments<1>>(sums)};
       for_each_plane_reduced<RarityMoments, T>(device, batch, s.h, s.w, kMoments, moments);
       for_each_pixel<SalienceRarityAdjoint, T>(device, s.places(), Work{1, 2 * kMoments}, moments,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import pydoc
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -386,3 +388,16 @@ def test_axes_and_layouts_load_as_they_are() -> None:
 def test_the_look_at_values_is_of_the_processor_alone() -> None:
     """On another device it would wait for that."""
     assert heard(lambda: pictures.as_rgb(torch.full((3, 32, 32), 200.0, device="meta"))) == []
+
+
+def test_help_fits_on_a_few_screens_and_tells_no_tales() -> None:
+    text = pydoc.render_doc(texvlm, renderer=pydoc.plaintext)
+    assert len(text.splitlines()) < 150
+    rows = [
+        line.split("  ", 1)[1] for line in (texvlm.__doc__ or "").splitlines() if line.startswith("    ") and ">>>" not in line
+    ]
+    names = {name for row in rows for name in re.findall(r"[A-Za-z_.]*[A-Za-z]", re.sub(r"\(.*?\)", "", row))}
+    for name in {"select", "Texture", "build_channels"} | {n for n in names if n[0].isupper() or "_" in n}:
+        thing = texvlm
+        for part in name.removeprefix("texvlm.").split("."):
+            thing = getattr(thing, part)

@@ -168,7 +168,7 @@ def test_pinned_names_after_importing_every_module() -> None:
 
 
 PUBLIC = [
-    getattr(texvlm, n) for n in texvlm.__all__ if inspect.isfunction(getattr(texvlm, n)) or inspect.isclass(getattr(texvlm, n))
+    getattr(texvlm, n) for n in dir(texvlm) if inspect.isfunction(getattr(texvlm, n)) or inspect.isclass(getattr(texvlm, n))
 ]
 
 

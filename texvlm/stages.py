@@ -91,12 +91,15 @@ class Run:
         else:
             terms = {term: weight for term, weight in terms.items() if weight != 0}
             reading = terms.pop("reading", 0.0)
-            scores = torch.zeros(cells.shape, dtype=acc_dtype(self.texture.data.dtype), device=cells.device)
-            if terms:
-                for weight, feature in zip(terms.values(), self.each_feature(cells, samples, list(terms))):
-                    scores = scores.add(feature, alpha=weight)
+            parts = list(zip(terms.values(), self.each_feature(cells, samples, list(terms)))) if terms else []
             if reading:
-                scores = scores + reading * self.reading().gather(1, cells.clamp(min=0))
+                parts.append((reading, self.reading().gather(1, cells.clamp(min=0))))
+            if not parts:
+                parts.append((0.0, torch.zeros(cells.shape, dtype=acc_dtype(self.texture.data.dtype), device=cells.device)))
+            (first, feature), *others = parts
+            scores = first * feature
+            for weight, feature in others:
+                scores = scores.add(feature, alpha=weight)
         if self.stayed is not None and config.memory:
             spread = _finite(scores).std(1, correction=0, keepdim=True)
             scores = scores + config.memory * spread * self.stayed.gather(1, cells.clamp(min=0))
@@ -294,15 +297,16 @@ class Run:
         found, spare = cells.shape[1], self.k - cells.shape[1]
         count = torch.full((self.batch,), found, dtype=torch.int64, device=cells.device)
         weight = torch.ones_like(score) if weight is None else weight
+        if spare:
+            cells, score = F.pad(cells, (0, spare), value=-1), F.pad(score, (0, spare), value=-torch.inf)
+            weight = F.pad(weight, (0, spare))
+            lod = None if lod is None else F.pad(lod, (0, spare))
+            axes = None if axes is None else F.pad(axes, (0, 0, 0, 0, 0, spare))
         lod = torch.zeros_like(score) if lod is None else lod.to(score.dtype)
         if limit is not None:
             count = torch.minimum(count, limit)
-        if spare or limit is not None:
-            cells, score, weight, lod = (F.pad(t, (0, spare)) for t in (cells, score, weight, lod))
             kept = torch.arange(self.k, device=cells.device) < count[:, None]
             cells, score = torch.where(kept, cells, -1), torch.where(kept, score, -torch.inf)
             weight, lod = torch.where(kept, weight, 0), torch.where(kept, lod, 0)
-            if axes is not None:
-                axes = F.pad(axes, (0, 0, 0, 0, 0, spare))
         size = (self.texture.height, self.texture.width)
         return Selection(cells, count, self.grid, self.cell, score, weight, weights_all, lod, axes, size)

@@ -12,18 +12,33 @@
 namespace texvlm::cuda {
 
 constexpr int kThreads = 256;
+constexpr int kLanes = 32;  // of a warp
 constexpr int64_t kSlice = 4;          // channels a thread handles: neighbouring lanes then read neighbouring 16 bytes
 constexpr int64_t kMaxGridYZ = 65535;  // a grid is at most this long in y and z; the kernels loop over the rest
+
+// Threads of a row of `width` texels. Neighbouring lanes have neighbouring slices of a texel; where channels go ways of their
+// own (kHasOwnWays), neighbouring texels, and the next warp their next slice: no lane waits for another's channel, and the lines of
+// the output, which several warps share, are whole before they leave the cache.
+template <class F>
+TEXVLM_HD int64_t lanes_of(int64_t width, int64_t slices) {
+  return (kHasOwnWays<F> ? (width + kLanes - 1) / kLanes * kLanes : width) * slices;
+}
 
 template <class F>
 __global__ void __launch_bounds__(kThreads)
     texels_kernel(F f, int64_t batch, int64_t y0, int64_t y1, int64_t x0, int64_t x1, int64_t channels) {
-  const int64_t slices = (channels + kSlice - 1) / kSlice, lanes = (x1 - x0) * slices;
+  const int64_t slices = (channels + kSlice - 1) / kSlice, lanes = lanes_of<F>(x1 - x0, slices);
   for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
     for (int64_t y = y0 + blockIdx.y; y < y1; y += gridDim.y) {
       for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < lanes;
            i += static_cast<int64_t>(gridDim.x) * kThreads) {
-        const int64_t x = i / slices, c0 = (i - x * slices) * kSlice;
+        int64_t x = i / slices, slice = i - x * slices;
+        if constexpr (kHasOwnWays<F>) {
+          const int64_t warp = i / kLanes;
+          x = warp / slices * kLanes + i % kLanes, slice = warp % slices;
+          if (x >= x1 - x0) continue;
+        }
+        const int64_t c0 = slice * kSlice;
         if constexpr (HasPixels<F>::value) {
           f.template pixels<1>(b, y, x0 + x, 1);
         } else {
@@ -81,7 +96,7 @@ struct Same {
 
 template <class F>
 void launch_texels(const F& f, int64_t batch, int64_t y0, int64_t y1, int64_t x0, int64_t x1, int64_t channels, void* stream) {
-  const dim3 grid(blocks_for((x1 - x0) * ((channels + kSlice - 1) / kSlice)), at_most(y1 - y0, kMaxGridYZ),
+  const dim3 grid(blocks_for(lanes_of<F>(x1 - x0, (channels + kSlice - 1) / kSlice)), at_most(y1 - y0, kMaxGridYZ),
                   at_most(batch, kMaxGridYZ));
   launch(texels_kernel<F>, grid, kThreads, 0, stream, f, batch, y0, y1, x0, x1, channels);
 }

@@ -11,7 +11,6 @@
 namespace texvlm::cuda {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kLanes = 32;
 
 inline int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 

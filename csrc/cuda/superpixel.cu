@@ -50,12 +50,45 @@ __global__ void __launch_bounds__(kSweepThreads) sweep_kernel(typename MoveBorde
 struct Candidate {
   int64_t cost;
   int32_t slot, edge;
-  __device__ bool before(const Candidate& other) const { return cost < other.cost || (cost == other.cost && slot < other.slot); }
+
+  __device__ void least(const Candidate& other) {
+    if (other.cost < cost || (other.cost == cost && other.slot < slot)) *this = other;
+  }
 };
 
-// A block a picture. The edges are gathered in any order; ties are broken by the slot, which is the host's order.
+// MergeRegions::number by a block. The workspace of the edges is free by then: u gets the numbers of the cells that stayed.
+__device__ void number_regions(const MergeRegions<int32_t, 0>& merge, int64_t b, const Edges& e) {
+  const int t = static_cast<int>(threadIdx.x);
+  int32_t* const lut = merge.lut + b * merge.cells;
+  unsigned numbered = 0;
+  for (int64_t first = 0; first < merge.cells; first += kMergeThreads) {
+    const int64_t k = first + t;
+    const bool stayed = k < merge.cells && lut[k] == k;
+    unsigned all;
+    const unsigned number = numbered + block_exclusive<kMergeThreads>(stayed ? 1u : 0u, all);
+    if (stayed) {
+      e.u[k] = static_cast<int32_t>(number);
+      merge.keep(b, k, number);
+    }
+    numbered += all;
+  }
+  __syncthreads();
+  for (int64_t k = t; k < merge.cells; k += kMergeThreads) {
+    int32_t into = static_cast<int32_t>(k);
+    while (lut[into] != into) into = lut[into];
+    e.v[k] = e.u[into];
+  }
+  __syncthreads();
+  for (int64_t k = t; k < merge.cells; k += kMergeThreads) lut[k] = e.v[k];
+  __syncthreads();
+}
+
+// A block a picture, since each merge needs the one before it: what a round costs is how often the block waits. A warp finds its
+// cheapest edge by shuffles, every thread then the cheapest of the warps; three waits a round. The edges are gathered in any
+// order; ties are broken by the slot, which is the host's order.
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(MergeRegions<int32_t, 0> merge, int64_t batch) {
-  TEXVLM_SHARED(candidates, Candidate[kMergeThreads]);
+  constexpr int kWarps = kMergeThreads / kLanes;
+  TEXVLM_SHARED(candidates, Candidate[kWarps]);
   TEXVLM_SHARED(count, int);
   const int t = static_cast<int>(threadIdx.x);
   for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
@@ -78,26 +111,19 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(MergeRegions<int32
     __syncthreads();
     for (int64_t left = merge.cells; left > merge.wanted; --left) {
       Candidate best{kNoEdge, INT32_MAX, 0};
-      for (int i = t; i < count; i += kMergeThreads) {
-        const Candidate c{e.cost[i], e.slot[i], i};
-        if (c.before(best)) best = c;
-      }
-      candidates[t] = best;
+      for (int i = t; i < count; i += kMergeThreads) best.least({e.cost[i], e.slot[i], i});
+      for (int step = kLanes / 2; step > 0; step /= 2) best.least(of_lane_across(best, step));
+      if (t % kLanes == 0) candidates[t / kLanes] = best;
       __syncthreads();
-      for (int half = kMergeThreads / 2; half > 0; half /= 2) {
-        if (t < half && candidates[t + half].before(candidates[t])) candidates[t] = candidates[t + half];
-        __syncthreads();
-      }
-      const int edge = candidates[0].edge;
-      const int32_t u = e.u[edge], v = e.v[edge];
+      for (int w = 0; w < kWarps; ++w) best.least(candidates[w]);
+      const int32_t u = e.u[best.edge], v = e.v[best.edge];
       __syncthreads();  // all have read the edge before anyone changes it
       if (t == 0) merge.unite(b, u, v);
       __syncthreads();
-      for (int i = t; i < count; i += kMergeThreads) merge.follow(b, e, i, u, v);
-      __syncthreads();
+      for (int i = t; i < count; i += kMergeThreads) merge.follow(b, e, i, u, v);  // own edges: the next round reads no others' costs
     }
-    if (t == 0) merge.number(b);
     __syncthreads();
+    number_regions(merge, b, e);
   }
 }
 

@@ -196,6 +196,7 @@ struct ChannelTexels {
     ChannelPlanes<A> planes;
     ChannelList list;
     TextureView<T> texture;
+    static constexpr bool kOwnWays = true;
 
     TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
       T* out = texture.texel(b, 0, y, x);

@@ -106,9 +106,12 @@ struct MergeRegions {
         to[k] = to[to[k]];
         continue;
       }
-      for (int i = 0; i < kModel; ++i) merged[(b * wanted + next) * kModel + i] = model[(b * cells + k) * kModel + i];
+      keep(b, k, next);
       to[k] = static_cast<T>(next++);
     }
+  }
+  TEXVLM_HD void keep(int64_t b, int64_t k, int64_t number) const {  // the means of region k as those of a number
+    for (int i = 0; i < kModel; ++i) merged[(b * wanted + number) * kModel + i] = model[(b * cells + k) * kModel + i];
   }
 
   TEXVLM_HD void operator()(int64_t b, int64_t, int64_t, int64_t) const {

@@ -11,41 +11,39 @@ namespace texvlm {
 
 TEXVLM_HD double binomial_tap(int k) { return k == 2 ? 6.0 / 16 : k == 1 || k == 3 ? 4.0 / 16 : 1.0 / 16; }
 
-// One axis of a step, over planes [B, h, w] whose sides are below kMaxSide.
+// A step, over planes [B, h, w] whose sides are below kMaxSide: down the columns, then along the row of what that gives.
 template <class T, int C>
 struct Atrous {
   const T* in;
   T* out;
   int64_t h, w, gap;
-  bool vertical;
 
   static constexpr int kMaxSide = 2 << kTopSide, kMaxGap = 1 << (kScales - 1);
 
   TEXVLM_HD static T taps(T a, T b, T c, T d, T e) {
     return T(1.0 / 16) * a + T(4.0 / 16) * b + T(6.0 / 16) * c + T(4.0 / 16) * d + T(1.0 / 16) * e;
   }
+  TEXVLM_HD const T* line(int64_t b, int64_t y) const { return in + (b * h + clamp<int64_t>(y, 0, h - 1)) * w; }
+
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const auto at = [&](int64_t step) {
-      const int64_t i = vertical ? clamp<int64_t>(y + step, 0, h - 1) : y, j = vertical ? x : clamp<int64_t>(x + step, 0, w - 1);
-      return in[(b * h + i) * w + j];
+    const T *r0 = line(b, y - 2 * gap), *r1 = line(b, y - gap), *r2 = line(b, y), *r3 = line(b, y + gap), *r4 = line(b, y + 2 * gap);
+    const auto column = [&](int64_t j) {
+      j = clamp<int64_t>(j, 0, w - 1);
+      return taps(r0[j], r1[j], r2[j], r3[j], r4[j]);
     };
-    out[(b * h + y) * w + x] = taps(at(-2 * gap), at(-gap), at(0), at(gap), at(2 * gap));
+    out[(b * h + y) * w + x] = taps(column(x - 2 * gap), column(x - gap), column(x), column(x + gap), column(x + 2 * gap));
   }
-  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+  // A whole row: x0 = 0, x1 = w.
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t, int64_t) const {
+    const T *TEXVLM_RESTRICT r0 = line(b, y - 2 * gap), *TEXVLM_RESTRICT r1 = line(b, y - gap), *TEXVLM_RESTRICT r2 = line(b, y),
+                             *TEXVLM_RESTRICT r3 = line(b, y + gap), *TEXVLM_RESTRICT r4 = line(b, y + 2 * gap);
+    T v[kMaxSide + 4 * kMaxGap];  // [j] is column j - 2 gap
+    T* TEXVLM_RESTRICT middle = v + 2 * gap;
+    for (int64_t x = 0; x < w; ++x) middle[x] = taps(r0[x], r1[x], r2[x], r3[x], r4[x]);
+    for (int64_t j = 0; j < 2 * gap; ++j) v[j] = middle[0], middle[w + j] = middle[w - 1];
     T* TEXVLM_RESTRICT to = out + (b * h + y) * w;
-    if (vertical) {
-      const auto line = [&](int64_t step) { return in + (b * h + clamp<int64_t>(y + step, 0, h - 1)) * w; };
-      const T *r0 = line(-2 * gap), *r1 = line(-gap), *r2 = line(0), *r3 = line(gap), *r4 = line(2 * gap);
-      for (int64_t x = x0; x < x1; ++x) to[x] = taps(r0[x], r1[x], r2[x], r3[x], r4[x]);
-      return;
-    }
-    const T* TEXVLM_RESTRICT from = in + (b * h + y) * w;
-    T v[kMaxSide + 4 * kMaxGap];  // [j] is column x0 - 2 gap + j
-    const int64_t n = x1 - x0;
-    for (int64_t j = 0; j < n + 4 * gap; ++j) v[j] = from[clamp<int64_t>(x0 - 2 * gap + j, 0, w - 1)];
-    const T *TEXVLM_RESTRICT v1 = v + gap, *TEXVLM_RESTRICT v2 = v1 + gap, *TEXVLM_RESTRICT v3 = v2 + gap,
-                             *TEXVLM_RESTRICT v4 = v3 + gap;
-    for (int64_t j = 0; j < n; ++j) to[x0 + j] = taps(v[j], v1[j], v2[j], v3[j], v4[j]);
+    const T *v1 = v + gap, *v2 = v1 + gap, *v3 = v2 + gap, *v4 = v3 + gap;
+    for (int64_t x = 0; x < w; ++x) to[x] = taps(v[x], v1[x], v2[x], v3[x], v4[x]);
   }
 };
 
@@ -114,30 +112,39 @@ struct Whitening {
   }
 };
 
-// The whitening of each picture, from the moments of its differences. The matrix is positive definite, so elimination needs no
-// pivots.
+// The pairs of all pictures.
+template <class T>
+struct Pairs {
+  PairView<T> pair[kPairs];
+  Whitening* whitening;  // [kPairs, B]
+  int64_t batch;
+
+  TEXVLM_HD const Whitening& white(int p, int64_t b) const { return whitening[p * batch + b]; }
+};
+
+// The whitening of pair n / B of picture n % B, from the moments of its differences. The matrix is positive definite, so
+// elimination needs no pivots.
 template <class T, int C>
 struct WhitenPicture {
   template <int N>
   using Part = Moments<N>;
-  PairView<T> pair;
-  Whitening* out;
+  Pairs<T> pairs;
 
   template <int N>
-  TEXVLM_HD void add(int64_t b, int64_t y, int64_t x, int n, Moments<N>& to) const {
+  TEXVLM_HD void add(int64_t item, int64_t y, int64_t x, int n, Moments<N>& to) const {
     const double nothing[kFeatures] = {};
     double d[kFeatures][N];
-    pair.lanes(b, y, x, n, nothing, d);
+    pairs.pair[item / pairs.batch].lanes(item % pairs.batch, y, x, n, nothing, d);
     for (int i = 0; i < kFeatures; ++i) {
       for (int l = 0; l < n; ++l) to.of[i][l] += d[i][l];
       for (int j = 0; j <= i; ++j)
         for (int l = 0; l < n; ++l) to.of[product(i, j)][l] += d[i][l] * d[j][l];
     }
   }
-  TEXVLM_HD void finish(int64_t b, const Moments<1>& total) const {
+  TEXVLM_HD void finish(int64_t item, const Moments<1>& total) const {
     double a[kFeatures][kFeatures];
-    Whitening& to = out[b];
-    const double count = static_cast<double>(pair.h * pair.w);
+    Whitening& to = pairs.whitening[item];
+    const double count = static_cast<double>(pairs.pair[0].h * pairs.pair[0].w);
     for (int i = 0; i < kFeatures; ++i) to.mean[i] = total.of[i][0] / count;
     for (int i = 0; i < kFeatures; ++i)
       for (int j = 0; j < kFeatures; ++j) {
@@ -162,12 +169,6 @@ struct WhitenPicture {
   }
 };
 
-template <class T>
-struct Pairs {
-  PairView<T> pair[kPairs];
-  const Whitening* whitening[kPairs];  // [B] each
-};
-
 // The length of the whitened differences of all pairs, taken together.
 template <class T, int C>
 struct SalienceRarity {
@@ -178,7 +179,7 @@ struct SalienceRarity {
     double sum = 0, d[kFeatures], z[kFeatures];
     for (int p = 0; p < kPairs; ++p) {
       pairs.pair[p].at(b, y, x, d);
-      sum += pairs.whitening[p][b].apply(d, z);
+      sum += pairs.white(p, b).apply(d, z);
     }
     out[(b * pairs.pair[0].h + y) * pairs.pair[0].w + x] = static_cast<T>(std::sqrt(maximum(sum, 0.0)));
   }
@@ -188,7 +189,7 @@ struct SalienceRarity {
       const int n = static_cast<int>(minimum<int64_t>(kLanes, x1 - x));
       double sum[kLanes] = {}, d[kFeatures][kLanes] = {};
       for (int p = 0; p < kPairs; ++p) {
-        const Whitening& white = pairs.whitening[p][b];
+        const Whitening& white = pairs.white(p, b);
         double length[kLanes] = {};
         pairs.pair[p].lanes(b, y, x, n, white.mean, d);
         for (int i = 0; i < kFeatures; ++i) {
@@ -264,18 +265,20 @@ struct SalienceRarityAdjoint {
   }
 };
 
-// Divides by the maximum, in place; 0 where flat.
+// Divides by the maximum; 0 where flat.
 template <class T, int C>
 struct OverMaximum {
-  T* plane;  // [B, h, w]
+  const T* plane;  // [B, h, w]
   const MapStats<T>* stats;
+  T* out;
   int64_t h, w;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const { row(b, y, x, x + 1); }
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
     const T max = stats[b].max[0];
-    T* p = plane + (b * h + y) * w;
-    for (int64_t x = x0; x < x1; ++x) p[x] = max > T(kMapFloor) ? p[x] / max : T(0);
+    const T* TEXVLM_RESTRICT p = plane + (b * h + y) * w;
+    T* TEXVLM_RESTRICT to = out + (b * h + y) * w;
+    for (int64_t x = x0; x < x1; ++x) to[x] = max > T(kMapFloor) ? p[x] / max : T(0);
   }
 };
 

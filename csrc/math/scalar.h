@@ -161,6 +161,10 @@ constexpr int kRun = 64;
     static constexpr bool value = decltype(test<Both>(nullptr))::value; \
   }
 TEXVLM_HAS_MEMBER(HasPixels, pixels);
+// Functors that take a way of its own for each channel have kOwnWays: on CUDA a warp gets one slice of channels then.
+TEXVLM_HAS_MEMBER(HasOwnWays, kOwnWays);
+template <class F>
+constexpr bool kHasOwnWays = HasOwnWays<F>::value;
 
 // False for NaN and infinities; |v| <= max is one comparison, which vectorises where isfinite() does not.
 TEXVLM_HD bool finite(float v) { return fabsf(v) <= 3.402823466e38f; }

@@ -76,5 +76,7 @@ struct Within {
     }
   }
 };
+template <class F>
+constexpr bool kHasOwnWays<Within<F>> = kHasOwnWays<F>;
 
 }  // namespace texvlm
