@@ -34,7 +34,7 @@ html_show_copyright = html_show_sphinx = False
 nb_execution_mode = "off"  # tests run them
 myst_heading_anchors = 3
 
-default_role = "literal"  # a name between backticks
+default_role = "py:obj"  # a name between backticks: a link where it has a place
 add_module_names = False
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
