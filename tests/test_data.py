@@ -304,7 +304,7 @@ print([name for name in ("PIL", "pyarrow", "ray", "simplejpeg", "torchcodec", "t
 @pytest.mark.parametrize("name", ["Select", "collate"])
 def test_examples_of_docstrings(name: str) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    for test in doctest.DocTestFinder(recurse=False).find(getattr(selecting, name), name, globs={}):
+    for test in doctest.DocTestFinder().find(getattr(selecting, name), name, globs={}):
         runner.run(test)
     assert runner.summarize(verbose=False) == (0, runner.tries) and runner.tries
 

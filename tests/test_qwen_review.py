@@ -244,6 +244,6 @@ def test_an_answer_is_counted_to_its_end(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_examples_say_what_happens(name: str) -> None:
     thing = getattr(prompts if name == "TinyPrompts" else texvlm.qwen, name)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    for test in doctest.DocTestFinder(recurse=False).find(thing, name, globs={}):
+    for test in doctest.DocTestFinder().find(thing, name, globs={}):
         runner.run(test)
     assert not runner.summarize(verbose=False).failed

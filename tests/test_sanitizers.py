@@ -38,6 +38,7 @@ LEFT_OUT = (
     "megapixel_digits.py",
     "tiny_vlm.py",
     "notebooks.py",
+    "documentation.py",
     "test_qwen",  # models of others over pack_cells, which has tests of its own
     "test_towers",  # and over attention
     "test_data.py",  # pools of processes over select and pack_cells

@@ -167,16 +167,20 @@ def test_pinned_names_after_importing_every_module() -> None:
         assert callable(getattr(texvlm.Texture, name))
 
 
-PUBLIC = [
-    getattr(texvlm, n) for n in dir(texvlm) if inspect.isfunction(getattr(texvlm, n)) or inspect.isclass(getattr(texvlm, n))
-]
+PUBLIC = {
+    getattr(module, n): None  # once
+    for module in (texvlm, importlib.import_module("texvlm.training"), importlib.import_module("texvlm.video"))
+    for n in getattr(module, "__all__", dir(module))
+    if inspect.isfunction(getattr(module, n)) or inspect.isclass(getattr(module, n))
+}
 
 
 @pytest.mark.parametrize("thing", PUBLIC, ids=lambda t: t.__name__)
 def test_docstrings_and_their_examples(thing) -> None:
+    """Those of methods too."""
     assert thing.__doc__ and len(thing.__doc__.split()) > 5
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    for test in doctest.DocTestFinder(recurse=False).find(thing, thing.__name__, globs={}):
+    for test in doctest.DocTestFinder().find(thing, thing.__name__, globs={}):
         runner.run(test)
     assert runner.summarize(verbose=False).failed == 0
 

@@ -254,7 +254,7 @@ def sample_foveated(
     """Samples the tokens of a layout around fixations: sharp where one looks, coarse elsewhere.
 
     Token n lies at position = clamp(fixation * (W, H) + offset[n], 0, (W, H)) in level-0 pixels, and with e,
-    the distance of that position from the fixation, it is a patch of `layout.patch`^2 samples at LOD =
+    the distance of that position from the fixation, it is a patch of `layout.patch` x `layout.patch` samples at LOD =
     log2((e + e0) / M0) clamped to [0, levels - 1].
 
     Args:

@@ -29,11 +29,9 @@ GATES = ("bias", "scale", "blend")
 class QwenVLAdapter:
     """Gives a Qwen model with eyes (Qwen2-VL to Qwen3.5, dense or MoE) the groups of a picture that a selector keeps.
 
-    ```
-    adapter = QwenVLAdapter(model, selector="learned", k=273)
-    batch = adapter.prepare(processor(text=..., images=..., return_tensors="pt"))
-    model(**batch); adapter.generate(batch, max_new_tokens=64)
-    ```
+        adapter = QwenVLAdapter(model, selector="learned", k=273)
+        batch = adapter.prepare(processor(text=..., images=..., return_tensors="pt"))
+        model(**batch); adapter.generate(batch, max_new_tokens=64)
 
     The unit is the merged group of 2 x 2 patches, 28 or 32 pixels square, which is one token of the decoder. The adapter keeps nothing of
     a batch: all travels in the batch. Kept tokens, and all text, have the positions that they have in the dense prompt.
