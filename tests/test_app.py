@@ -93,9 +93,15 @@ def test_cells_are_sharp_where_they_are_kept(shown: Shown) -> None:
     assert "16% of the cells sharp" in words
 
 
-def test_multiscale_says_its_levels(shown: Shown) -> None:
-    _, words = page.sight(shown, page.chosen(shown, Ask(k=30)), Ask(k=30), "multiscale")
-    assert words.startswith("tokens: ")
+def test_multiscale_shows_its_levels(shown: Shown) -> None:
+    ask = Ask(k=100)
+    mixed = texvlm.select(shown.picture.image, k=100, cell=16, path="multiscale")
+    levels = mixed.lod[0, : int(mixed.count[0])]
+    assert levels.any()
+    seen, words = page.sight(shown, page.chosen(shown, ask), ask, "multiscale")
+    assert f"{int((levels == 1).sum())} at level 1" in words
+    y0, x0, y1, x1 = mixed.boxes()[0, int(levels.eq(0).nonzero()[0])].tolist()
+    assert np.array_equal(seen[y0:y1, x0:x1], pixels()[y0:y1, x0:x1])
 
 
 @pytest.mark.parametrize("fixation", [(0.25, 0.5), (0.9, 0.1)])

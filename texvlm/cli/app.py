@@ -10,14 +10,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from texvlm.cli import DEFAULT_PATH, SELECT_PATHS, Complaint
+from texvlm.cli import SELECT_PATHS, Complaint
 from texvlm.cli.photo import EXAMPLES, shipped
 
 CELLS, LARGEST_BUDGET, CENTRE = (8, 16, 32, 64), 1024, (0.5, 0.5)
-PICTURE_HEIGHT = 460  # pixels of what is shown large
+PICTURE_HEIGHT = 560  # pixels of what is shown large
 FONTS = ("system-ui", "sans-serif")  # none that is fetched
 STYLE = """
-.gradio-container { max-width: 1500px !important; margin: 0 auto !important; }
+.gradio-container { max-width: 1560px !important; margin: 0 auto !important; }
 #head h1 { margin: 0; font-size: 1.7rem; }
 #head p { margin: 0; opacity: .65; }
 #said { min-height: 1.6rem; }
@@ -41,17 +41,17 @@ def page(max_size: int) -> Any:
     def view(label: str, **how: Any) -> Any:
         return gr.Image(label=label, format="png", interactive=False, height=PICTURE_HEIGHT, buttons=["fullscreen"], **how)
 
-    with gr.Blocks(title="texvlm", analytics_enabled=False) as blocks:
+    with gr.Blocks(title="texvlm", analytics_enabled=False, fill_width=True) as blocks:
         gr.Markdown(HEAD, elem_id="head")
         shown, gaze, tab = gr.State(), gr.State(CENTRE), gr.State("kept")
         with gr.Tab("Picture"), gr.Row():
-            with gr.Column(scale=1, min_width=320):
-                source = gr.Image(label="Picture", sources=["upload", "clipboard", "webcam"], height=240, elem_id="source")
+            with gr.Column(scale=1, min_width=372):
+                source = gr.Image(label="Picture", sources=["upload", "clipboard", "webcam"], height=216, elem_id="source")
                 source.preprocess = lambda file: None if file is None else file.path  # read by texvlm, whatever is in it
                 if examples := shipped(EXAMPLES):
                     gr.Examples([[str(path)] for path in examples], source, label="Examples", examples_per_page=len(examples))
-                budget = gr.Slider(1, LARGEST_BUDGET, 273, step=1, label="Budget: cells that are kept", elem_id="budget")
-                paths = [(f"automatic: {DEFAULT_PATH}, or query", "auto"), *((path, path) for path in SELECT_PATHS)]
+                budget = gr.Slider(1, LARGEST_BUDGET, 273, step=1, label="Budget, in cells", elem_id="budget")
+                paths = [("automatic", "auto"), *((path, path) for path in SELECT_PATHS)]
                 with gr.Row():
                     path = gr.Dropdown(paths, value="auto", label="Path", min_width=130, elem_id="path")
                     none = ("none", "")
@@ -75,7 +75,7 @@ def page(max_size: int) -> Any:
                             type="numpy",
                             format="png",
                             interactive=False,
-                            max_height=PICTURE_HEIGHT + 100,
+                            max_height=PICTURE_HEIGHT,
                             elem_id="wipe",
                         )
                     with gr.Tab("Channels") as tabs["channels"]:
@@ -86,7 +86,7 @@ def page(max_size: int) -> Any:
                         fixated = view("Click where to look", elem_id="fixated")
                         warped = view("As large as it is sharp", elem_id="warped")
         with gr.Tab("Video"), gr.Row():
-            with gr.Column(scale=1, min_width=320):
+            with gr.Column(scale=1, min_width=372):
                 film = gr.Video(label="Film", sources=["upload"], height=240, elem_id="film")
                 gr.Markdown(
                     f"The first {explore.FRAMES} frames, at most {explore.LONGEST_SIDE} pixels wide or high; budget, cell, path and "
