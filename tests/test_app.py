@@ -276,9 +276,7 @@ def test_upload_slide_click(visit: Visit, photo: Path) -> None:
     visit.said("192 of 192 cells")
     _, before = visit.image("kept")
 
-    number = tab.locator("#budget input[type=number]")
-    number.fill("20")
-    number.press("Tab")
+    tab.locator("#budget input[type=range]").fill("20")
     visit.said("20 of 192 cells")
     drawn, _ = visit.image("kept", before)
     assert np.array_equal(drawn, page.kept(shown, page.chosen(shown, Ask(k=20)))[0][0])

@@ -16,12 +16,13 @@ from texvlm.cli.photo import EXAMPLES, shipped
 CELLS, LARGEST_BUDGET, CENTRE = (8, 16, 32, 64), 1024, (0.5, 0.5)
 PICTURE_HEIGHT = 560  # pixels of what is shown large
 FONTS = ("system-ui", "sans-serif")  # none that is fetched
-STYLE = """
-.gradio-container { max-width: 1560px !important; margin: 0 auto !important; }
-#head h1 { margin: 0; font-size: 1.7rem; }
-#head p { margin: 0; opacity: .65; }
-#said { min-height: 1.6rem; }
-footer { display: none !important; }
+STYLE = f"""
+.gradio-container {{ max-width: 1560px !important; margin: 0 auto !important; }}
+#head h1 {{ margin: 0; font-size: 1.7rem; }}
+#head p {{ margin: 0; opacity: .65; }}
+#said {{ min-height: 1.7rem; }}
+.view img {{ max-height: {PICTURE_HEIGHT}px; }}
+footer {{ display: none !important; }}
 """
 DARK = "() => document.body.classList.add('dark')"  # as the drawings are
 HEAD = "# texvlm\nWhat a vision-language model sees of a picture under a budget of cells. Nothing leaves this machine."
@@ -39,7 +40,7 @@ def page(max_size: int) -> Any:
     from texvlm.cli.explore import Ask, Shown
 
     def view(label: str, **how: Any) -> Any:
-        return gr.Image(label=label, format="png", interactive=False, height=PICTURE_HEIGHT, buttons=["fullscreen"], **how)
+        return gr.Image(label=label, format="png", interactive=False, buttons=["fullscreen"], elem_classes="view", **how)
 
     with gr.Blocks(title="texvlm", analytics_enabled=False, fill_width=True) as blocks:
         gr.Markdown(HEAD, elem_id="head")

@@ -29,7 +29,7 @@ SIGHTS = ("cells", "multiscale", "fovea")
 """What a model may see: the kept cells of the path, tokens of mixed levels, or a fovea's."""
 
 LONGEST_SIDE, FRAMES = 640, 300  # of a film that is followed on the page
-DPI = 110  # of the drawings that are pages
+DPI = 130  # of the drawings that are pages
 
 
 class Shown(NamedTuple):
@@ -152,7 +152,7 @@ def pyramid(shown: Shown) -> tuple[Image8, str]:
 
     colours, milliseconds = clocked(lambda: texvlm.Texture(shown.picture.image))
     texels = plural(colours.data.shape[1], "texel")
-    return decoded(draw_pyramid(colours, DPI)), f"{plural(colours.levels, 'level')}, {texels}, {milliseconds:.1f} ms"
+    return decoded(draw_pyramid(colours, 2 * DPI)), f"{plural(colours.levels, 'level')}, {texels}, {milliseconds:.1f} ms"
 
 
 def magnified(shown: Shown, ask: Ask) -> tuple[Image8, Image8, str]:
