@@ -27,9 +27,7 @@ footer {{ display: none !important; }}
 DARK = "() => document.body.classList.add('dark')"  # as the drawings are
 HEAD = "# texvlm\nWhat a vision-language model sees of a picture under a budget of cells. Nothing leaves this machine."
 WELCOME = "Drop a picture, paste one, take one, or click an example."
-QUERIES = (
-    "What ships knows the digits 0 to 9. For other words: `pip install 'texvlm[clip]'`, and `texvlm.ClipEmbedding` from Python."
-)
+QUERIES = "The digits 0 to 9, by what ships. Other words: pip install 'texvlm[clip]', and texvlm.ClipEmbedding from Python."
 
 
 def page(max_size: int) -> Any:
@@ -47,7 +45,7 @@ def page(max_size: int) -> Any:
         shown, gaze, tab = gr.State(), gr.State(CENTRE), gr.State("kept")
         with gr.Tab("Picture"), gr.Row():
             with gr.Column(scale=1, min_width=372):
-                source = gr.Image(label="Picture", sources=["upload", "clipboard", "webcam"], height=216, elem_id="source")
+                source = gr.Image(label="Picture", sources=["upload", "clipboard", "webcam"], height=190, elem_id="source")
                 source.preprocess = lambda file: None if file is None else file.path  # read by texvlm, whatever is in it
                 if examples := shipped(EXAMPLES):
                     gr.Examples([[str(path)] for path in examples], source, label="Examples", examples_per_page=len(examples))
@@ -58,8 +56,7 @@ def page(max_size: int) -> Any:
                     none = ("none", "")
                     other = gr.Dropdown([none, *paths[1:]], value="", label="Compare with", min_width=130, elem_id="other")
                 cell = gr.Radio(CELLS, value=16, label="Cell, in pixels")
-                query = gr.Textbox(label="Text to look for", placeholder="seven", submit_btn=True, elem_id="query")
-                gr.Markdown(QUERIES)
+                query = gr.Textbox(label="Text to look for", info=QUERIES, placeholder="seven", submit_btn=True, elem_id="query")
             with gr.Column(scale=3):
                 said = gr.Markdown(WELCOME, elem_id="said")
                 with gr.Tabs():

@@ -40,7 +40,7 @@ def draw(scene: Scene, dpi: int) -> bytes:
         page.title(*spot, f"What {kept.path} keeps" if compared else "What is kept", f"cells by score, {why}")
         _heat(page, at, kept.selection, spot, picture)
     if compared:
-        canvas, what = difference(*(kept.selection for kept in scene.kept), picture)
+        canvas, what = difference(scene.kept[0].selection, scene.kept[1].selection, picture)
         page.title(*at.panels[3], "Where they differ", what)
         page.image(*at.panels[3], *size, canvas)
     for kept, spot in zip(scene.kept, at.panels[-paths:]):

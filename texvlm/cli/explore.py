@@ -108,7 +108,7 @@ def kept(shown: Shown, found: list[Chosen]) -> tuple[list[Image8], str]:
     images = [heat(choice.selection, shown.pixels)[0] for choice in found]
     if len(found) == 1:
         return [bytes_of(image) for image in images], "bright: the best by score"
-    canvas, what = difference(*(choice.selection for choice in found), shown.pixels)
+    canvas, what = difference(found[0].selection, found[1].selection, shown.pixels)
     return [bytes_of(image) for image in [*images, canvas]], what
 
 
