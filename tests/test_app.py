@@ -146,10 +146,11 @@ def test_a_cross_marks_the_gaze(shown: Shown) -> None:
     assert np.array_equal(page.bytes_of(shown.pixels), pixels())  # and the picture stays as it is
 
 
-def test_channels_and_pyramid_are_drawn(shown: Shown) -> None:
+def test_channels_and_pyramid_are_drawn(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "DPI", 40)  # fast
     sheet, words = page.channel_sheet(shown, Ask())
     assert "without a source here" in words and "embedding 0 to 15" in words
-    assert min(sheet.shape[:2]) > 200
+    assert min(sheet.shape[:2]) > 100
     more, words = page.channel_sheet(shown, Ask(query="seven"))
     assert "embedding" not in words and more.shape[0] > sheet.shape[0]
     levels, words = page.pyramid(shown)
