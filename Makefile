@@ -36,7 +36,7 @@ FORMATTED := $(wildcard tests/cpp/*.cpp tests/shim/*.h tests/shim/*.cpp tests/sh
 OLDEST  := 5.9.0
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
-.PHONY: help setup build demo test test-cuda-build sanitize kernels bench docs gpu-verify lint fmt clean
+.PHONY: help setup build demo test test-app test-cuda-build sanitize kernels bench docs gpu-verify lint fmt clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-15s %s\n' "$$verb" "$$text"; done
@@ -51,6 +51,9 @@ demo: $(BUILT) $(VENV)/.extra-demo ## one picture: what texvlm sees in a photogr
 
 test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.extra-docs $(VENV)/.tried-ocr $(VENV)/.transformers-$(OLDEST) $(VENV)/.gl ## all tests (make test ARGS="-k pyramid")
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-app: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.app ## the page of texvlm app, also in a headless browser (Gradio: 340 MB, once)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(VENV)/app/bin/python -m pytest tests/test_app.py $(ARGS)
 
 sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
 	@$(PY) -m pytest -m sanitizers tests/test_sanitizers.py $(ARGS)
@@ -129,6 +132,17 @@ $(VENV)/.gl: $(VENV)/.torch
 	  fi; \
 	fi
 	@$(GL_THERE) || echo "no OpenGL here, and it cannot be installed from here: the GL part is skipped (Debian, Ubuntu: apt-get install $(GL_PACKAGES))"
+	@touch $@
+
+# The extra app in an environment over this one, since Gradio wants a Pillow older than the newest; and a browser, where apt-get can.
+$(VENV)/.app: pyproject.toml $(VENV)/.torch
+	@$(SAY) "installing the extra 'app' and playwright into $(VENV)/app, once"
+	@$(PY) -m venv --without-pip $(VENV)/app
+	@echo "import site; site.addsitedir('$(SITE)')" > "$$($(VENV)/app/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/below.pth"
+	@$(PY) -c '$(PROJECT); print("\n".join([*project["optional-dependencies"]["app"], "playwright"]))' > $(VENV)/extra-app.txt
+	@$(VENV)/app/bin/python -m pip --disable-pip-version-check install -qq --no-input -c $(VENV)/constraints.txt -r $(VENV)/extra-app.txt
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y install --no-install-recommends chromium >/dev/null; } \
+	  || echo "no chromium here, and it cannot be installed from here: the tests in a browser will skip (Debian: apt-get install chromium)"
 	@touch $@
 
 # Trained weights on a runtime that not every platform has wheels of: where it cannot be installed, its tests skip and say so.

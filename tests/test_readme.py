@@ -119,6 +119,7 @@ ELSEWHERE = (  # what is not run here, and where it is
     "torchrun ",
     "python -m texvlm.qwen.finetune",  # tests/test_qwen_training.py
     "texvlm index",  # tests/test_index.py
+    "texvlm app",  # tests/test_app.py
 )
 SMALLER = {  # the same at less cost
     "Qwen/Qwen3-VL-2B-Instruct": "./model",

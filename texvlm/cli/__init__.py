@@ -233,6 +233,25 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("--show", metavar="OUT.png", help="write what the model sees of the pictures")
     chat.add_argument("--device", default="auto", help="cpu, cuda, or auto: cuda where there is one (the default)")
 
+    app = commands.add_parser(
+        "app",
+        help="a page in the browser to try it: pictures of yours, budgets, paths, a gaze, films",
+        description="Serves a page on this machine and opens it in the browser: drop a picture, move the budget, compare paths, click "
+        "where the gaze shall be. Nothing leaves the machine. Ctrl-C ends it.",
+    )
+    app.add_argument("--port", type=between(1, 65535), default=7860, metavar="N", help="where it listens (%(default)s)")
+    app.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="0.0.0.0 is for all who reach this machine (%(default)s)"
+    )
+    app.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    app.add_argument(
+        "--max-size",
+        type=positive,
+        default=1024,
+        metavar="PX",
+        help="shrink a picture whose longer side exceeds this (%(default)s)",
+    )
+
     _add_bench(commands)
     return top
 

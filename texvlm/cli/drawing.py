@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from texvlm.cli import plural, tiles
-from texvlm.cli.page import BRIGHT, FAINT, HEAD, LINE, MARGIN, PLAIN, Array, Layout, Page
+from texvlm.cli.page import BRIGHT, FAINT, HEAD, LABEL, LINE, MARGIN, PLAIN, TILE_GAP, Array, Layout, Page
 from texvlm.cli.view import token_of_cells
 
 if TYPE_CHECKING:
     from texvlm.cli.view import Scene
 
 HEAT, DARKEST = "inferno", 0.34  # the part of the colour map that stands out from the dimmed picture
+EDGE = 0.2  # inches around a drawing that has a page of its own
 ONLY, BOTH = ((0.98, 0.64, 0.26), (0.36, 0.66, 0.98)), (0.92, 0.93, 0.95)  # of cells that one of two paths keeps, or both
 WHY = {"salience": "from edges, entropy and saliency", "learned": "what there is to read or look at"}
 
@@ -26,7 +27,7 @@ def draw(scene: Scene, dpi: int) -> bytes:
     at = plan(scene)
     page = Page(at.width, at.height, dpi)
     size = (at.image_w, at.image_h)
-    picture = _rgb(colours.level(0)[0])
+    picture = rgb(colours.level(0)[0])
     _head(page, scene, at)
 
     rows, columns = selection.grid
@@ -39,12 +40,12 @@ def draw(scene: Scene, dpi: int) -> bytes:
         page.title(*spot, f"What {kept.path} keeps" if compared else "What is kept", f"cells by score, {why}")
         _heat(page, at, kept.selection, spot, picture)
     if compared:
-        page.title(*at.panels[3], "Where they differ", _difference(page, at, scene, picture))
+        canvas, what = difference(scene.kept[0].selection, scene.kept[1].selection, picture)
+        page.title(*at.panels[3], "Where they differ", what)
+        page.image(*at.panels[3], *size, canvas)
     for kept, spot in zip(scene.kept, at.panels[-paths:]):
-        sharp = kept.selection.lod[0, : int(kept.selection.count[0])].eq(0).all()
-        what = share(int(kept.selection.count[0]), rows * columns, kept.selection.cell) if sharp else _levels(kept.selection)
-        page.title(*spot, f"What a model sees by {kept.path}" if compared else "What a model sees", what)
-        page.image(*spot, *size, _rgb(kept.seen))
+        page.title(*spot, f"What a model sees by {kept.path}" if compared else "What a model sees", sharpness(kept.selection))
+        page.image(*spot, *size, rgb(kept.seen))
     if scene.relevance is not None and at.relevance is not None:
         page.title(*at.relevance, f"Where “{_cut(scene.query or '', 24)}” is", _found(scene.relevance))
         _relevance(page, at, scene, picture)
@@ -89,7 +90,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most * 5 // 8] + "…" + text[-(most * 3 // 8 - 1) :]
 
 
-def _rgb(pixels: Any) -> Array:
+def rgb(pixels: Any) -> Array:
     """A tensor [3, h, w] as an image [h, w, 3]."""
     array: Array = pixels.detach().float().clamp(0, 1).permute(1, 2, 0).cpu().numpy()
     return array
@@ -107,39 +108,44 @@ def dimmed(light: Array) -> Array:
     return canvas
 
 
-def _levels(selection: Any) -> str:
-    """How many tokens there are of each level."""
-    levels = selection.lod[0, : int(selection.count[0])].long()
+def sharpness(selection: Any) -> str:
+    """How much of the picture is sharp, or how many tokens there are of each level."""
+    count, (rows, columns) = int(selection.count[0]), selection.grid
+    levels = selection.lod[0, :count].long()
+    if levels.eq(0).all():
+        return share(count, rows * columns, selection.cell)
     many = [f"{int((levels == level).sum()):,} at level {level}" for level in levels.unique().tolist()]
     return "tokens: " + ", ".join(many)
 
 
-def _difference(page: Page, at: Layout, scene: Scene, picture: Array) -> str:
-    """The dimmed picture with the cells that one of two paths keeps, or both: a colour for each. Returns what these mean."""
-    first, second = (kept.selection.mask()[0].cpu().numpy() for kept in scene.kept)
-    cell, (height, width) = scene.selection.cell, picture.shape[:2]
+def difference(one: Any, other: Any, picture: Array) -> tuple[Array, str]:
+    """The dimmed picture with the cells that one of two selections keeps, or both: a colour for each; and what these mean."""
+    first, second = (selection.mask()[0].cpu().numpy() for selection in (one, other))
+    cell, (height, width) = one.cell, picture.shape[:2]
     light = luma(picture)
     canvas = dimmed(light)
     colours = [(first & ~second, ONLY[0]), (second & ~first, ONLY[1]), (first & second, BOTH)]
     for mask, colour in colours:
         inside = mask.repeat(cell, 0).repeat(cell, 1)[:height, :width]
         canvas[inside] = np.array(colour, dtype=np.float32) * (0.62 + 0.38 * light[inside][:, None])
-    page.image(*at.panels[3], at.image_w, at.image_h, canvas)
     a, b, both = (int(mask.sum()) for mask, _ in colours)
-    return f"cells: {a:,} left alone (orange), {b:,} right alone (blue), {both:,} both"
+    return canvas, f"cells: {a:,} left alone (orange), {b:,} right alone (blue), {both:,} both"
 
 
-def _heat(page: Page, at: Layout, selection: Any, spot: tuple[float, float], picture: Array) -> None:
-    """The dimmed picture with its kept cells coloured by score, and the scale of the colours below it."""
+def heat(selection: Any, picture: Array) -> tuple[Array, float, float]:
+    """The dimmed picture with its kept tokens coloured by score, drawn finer than the picture so that the lines between them stay thin.
+
+    Returns:
+        An image [fine * h, fine * w, 3], and the least and the largest score.
+    """
     from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.colors import Normalize
 
     count, cell = int(selection.count[0]), selection.cell
     scores = selection.score[0, :count].detach().float().cpu().numpy()
     low, high = (float(scores.min()), float(scores.max())) if count else (0.0, 1.0)
     norm = Normalize(low, high if high > low else low + 1)
 
-    # Drawn finer than the picture, so that the lines between tokens stay thin.
     fine = max(1, round(1600 / max(picture.shape[:2])))
     light = luma(picture).repeat(fine, 0).repeat(fine, 1)
     canvas = dimmed(light)
@@ -157,8 +163,18 @@ def _heat(page: Page, at: Layout, selection: Any, spot: tuple[float, float], pic
         )
         inside &= ~at_line
     canvas[inside] = hue[painted[inside]] * (0.62 + 0.38 * light[inside][:, None])
+    return canvas, low, high
+
+
+def _heat(page: Page, at: Layout, selection: Any, spot: tuple[float, float], picture: Array) -> None:
+    """`heat` on the page, and the scale of its colours below it."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    canvas, low, high = heat(selection, picture)
     page.image(*spot, at.image_w, at.image_h, canvas)
 
+    count = int(selection.count[0])
     shown = ListedColormap(colormaps[HEAT](np.linspace(DARKEST, 1, 256)))
     left, top = spot[0] + 0.62, spot[1] + at.image_h + 0.16
     right = spot[0] + at.panel_w
@@ -185,10 +201,31 @@ def _found(relevance: Any) -> str:
     return f"relevance up to {best:.2f}; 0.5 says nothing"
 
 
+def draw_pyramid(colours: Any, dpi: int) -> bytes:
+    """The pyramid of a texture of three channels, as a PNG of its own."""
+    at = Layout(colours.width, colours.height, colours.levels, tiles=1)
+    at.pyramid = (EDGE, EDGE)
+    boxes = at.levels(_sizes(colours))
+    page = Page(max(x + w for x, _, w, _ in boxes) + EDGE, max(y + h for _, y, _, h in boxes) + EDGE, dpi)
+    _pyramid(page, at, colours)
+    return page.png()
+
+
+def draw_channels(texture: Any, dpi: int) -> bytes:
+    """The contact sheet of all channels of a texture, as a PNG of its own."""
+    at = Layout(texture.width, texture.height, texture.levels, texture.channels)
+    at.sheet = (EDGE, EDGE)
+    width, height = at.columns * (at.slot_w + TILE_GAP) - TILE_GAP, at.rows * (at.tile_h + LABEL) - 0.1
+    page = Page(width + 2 * EDGE, height + 2 * EDGE, dpi)
+    for index, name in enumerate(texture.names):
+        _channel(page, at, index, texture, name)
+    return page.png()
+
+
 def _pyramid(page: Page, at: Layout, colours: Any) -> None:
     """The levels as graphics people draw them: the full size, and the rest in a column at its right, or in a row below it."""
-    levels = [_rgb(colours.level(level)[0]) for level in range(colours.levels)]
-    sizes = [(pixels.shape[0], pixels.shape[1]) for pixels in levels]
+    levels = [rgb(colours.level(level)[0]) for level in range(colours.levels)]
+    sizes = _sizes(colours)
     for level, (pixels, (h, w), (x, y, wide, tall)) in enumerate(zip(levels, sizes, at.levels(sizes))):
         page.image(x, y, wide, tall, pixels, smooth=level == 0 or max(h, w) > 32)
         text = f"{w} × {h}"
@@ -196,6 +233,12 @@ def _pyramid(page: Page, at: Layout, colours: Any) -> None:
             page.text(x + 0.08, y + tall - 0.09, text, 8.5, BRIGHT, bbox=_plate())
         elif wide > 0.085 * len(text) and tall > 0.3:
             page.text(x + wide - 0.06, y + tall - 0.08, text, 8.5 if wide > 1 else 7, BRIGHT, ha="right", bbox=_plate())
+
+
+def _sizes(texture: Any) -> list[tuple[int, int]]:
+    """(height, width) of each level."""
+    shapes = (texture.level(level).shape for level in range(texture.levels))
+    return [(int(shape[2]), int(shape[3])) for shape in shapes]
 
 
 def _plate() -> dict[str, Any]:
@@ -212,13 +255,17 @@ def _sheet(page: Page, at: Layout, scene: Scene) -> None:
         if name in scene.absent:
             tiles.missing(page, *at.tile(index), size, at.slot_w, name, scene.absent[name])
             continue
-        values = texture.level(0)[0, texture.index(name)].float().cpu().numpy()
-        tiles.channel(page, *at.tile(index), size, at.slot_w, name, values)
+        _channel(page, at, index, texture, name)
     if scene.flow is not None:
         tiles.flow(page, *at.tile(len(scene.wanted)), size, at.slot_w, scene.flow[0].float().cpu().numpy())
     if scene.unasked:
         page.title(*at.absent, "Not here", f"{plural(len(scene.unasked), 'channel')} without a source")
         tiles.notes(page, *at.absent, _absent(scene, at), LINE)
+
+
+def _channel(page: Page, at: Layout, index: int, texture: Any, name: str) -> None:
+    values = texture.level(0)[0, texture.index(name)].float().cpu().numpy()
+    tiles.channel(page, *at.tile(index), (at.tile_w, at.tile_h), at.slot_w, name, values)
 
 
 def _absent(scene: Scene, at: Layout) -> list[tuple[str, bool]]:

@@ -1,21 +1,28 @@
-"""The photograph of `make demo`, one that scikit-image ships: `python -m texvlm.cli.photo` says where."""
+"""Pictures that scikit-image ships; the first is that of `make demo`: `python -m texvlm.cli.photo` says where."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from texvlm.cli import Complaint
 
-PHOTO = "data/motorcycle_left.png"  # Middlebury stereo 2014, 741 x 500, in the public domain (CC0)
+PHOTO = "motorcycle_left.png"  # Middlebury stereo 2014, 741 x 500, in the public domain (CC0)
+EXAMPLES = (PHOTO, "coffee.png", "rocket.jpg", "page.png")
+
+
+def shipped(names: Sequence[str]) -> list[Path]:
+    """Where those of these pictures are that are there; scikit-image itself is not imported for it."""
+    spec = importlib.util.find_spec("skimage")
+    folders = [Path(folder) / "data" for folder in (spec.submodule_search_locations or [])] if spec else []
+    return [folder / name for name in names for folder in folders if (folder / name).exists()]
 
 
 def photo() -> Path:
-    """Where the photograph is; scikit-image itself is not imported for it."""
-    spec = importlib.util.find_spec("skimage")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (path := Path(folder) / PHOTO).exists():
-            return path
+    """Where the photograph is."""
+    if found := shipped([PHOTO]):
+        return found[0]
     raise Complaint("the demo's photograph comes with scikit-image: pip install scikit-image, or name a picture")
 
 

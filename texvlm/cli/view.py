@@ -192,17 +192,17 @@ def look(
         relevance, ms = timed(lambda: texvlm.relevance(answers))
         stages.append(Stage("relevance", f"up to {float(relevance.max()):.2f}", ms, _megabytes(relevance)))
     colours = texvlm.Texture(picture.image)
-    uv, lod = texel_centres(height, width), (cell - 1).bit_length()
-    coarse, coarse_ms = timed(lambda: colours.sample(uv, float(lod)))
-    under = coarse[0].T.reshape(3, height, width)
+    coarse, coarse_ms = timed(lambda: surroundings(colours, cell))
     kept = []
     for path in paths:
         ready = sources.query is None and path in READS and set(READS[path]) <= set(built)
         options = {} if sources.query is None else {"query": sources.query, "embedding": sources.embedding}
-        found, costs = kept_by(path, texture if ready else image, k, cell, options, colours, under)
+        found, costs = kept_by(path, texture if ready else image, k, cell, options, colours, coarse)
         kept.append(found)
         stages += [cost._replace(result=f"{path}: {cost.result}") for cost in costs] if len(paths) > 1 else costs
-    stages.append(Stage("surroundings", f"{plural(height * width, 'sample')} at LOD {lod}", coarse_ms, _megabytes(coarse)))
+    stages.append(
+        Stage("surroundings", f"{plural(height * width, 'sample')} at LOD {coarse_level(cell)}", coarse_ms, _megabytes(coarse))
+    )
     everything = channels.strip() == "all"
     return Scene(
         picture,
@@ -217,6 +217,23 @@ def look(
         relevance=relevance,
         flow=flow,
     ), stages
+
+
+def coarse_level(cell: int) -> int:
+    """At which a whole cell is about one texel."""
+    return (cell - 1).bit_length()
+
+
+def surroundings(colours: Any, cell: int) -> Tensor:
+    """The picture [3, H, W] as coarse as where no cell is kept."""
+    return at_level(colours, coarse_level(cell))
+
+
+def at_level(colours: Any, level: int) -> Tensor:
+    """The picture [3, H, W] at its full size, read from a level."""
+    height, width = colours.height, colours.width
+    sampled: Tensor = colours.sample(texel_centres(height, width), float(level))
+    return sampled[0].T.reshape(3, height, width)
 
 
 def token_of_cells(selection: Any) -> Tensor:
@@ -239,8 +256,7 @@ def as_seen(colours: Any, selection: Any, coarse: Tensor) -> Tensor:
     level = lod.repeat_interleave(selection.cell, 0).repeat_interleave(selection.cell, 1)[:height, :width]
     seen = torch.where(level == 0, colours.level(0)[0], coarse)
     for coarser in range(1, int(lod.max()) + 1):
-        sampled = colours.sample(texel_centres(height, width), float(coarser))[0].T.reshape(3, height, width)
-        seen = torch.where(level == coarser, sampled, seen)
+        seen = torch.where(level == coarser, at_level(colours, coarser), seen)
     return seen
 
 
