@@ -98,6 +98,8 @@ class Embedding:
             raise ValueError(
                 f"{provider.name} brings no principal axes: find them with Embedding.fit(provider, pictures) or pass pca="
             )
+        if not isinstance(pca, PCA):
+            raise TypeError(f"pca must be a texvlm.PCA, got {type(pca).__name__}")
         self.provider, self.pca = provider, pca
         self.kept = getattr(provider, "kept", None) if kept is None else kept
 

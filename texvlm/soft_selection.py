@@ -19,7 +19,7 @@ def _soft(scores: Tensor, k: int, temperature: float, link: str, noise: Tensor |
         raise ValueError(f"scores must be [B, N] or [N], got {list(scores.shape)}")
     scores = scores.to(acc_dtype(scores.dtype))
     if noise is not None:
-        if noise.shape != scores.shape:
+        if real_tensor("noise", noise).shape != scores.shape:
             raise ValueError(f"noise must be as large as scores, {list(scores.shape)}, got {list(noise.shape)}")
         scores = scores + noise
     rows = scores if scores.dim() == 2 else scores[None]
@@ -250,7 +250,7 @@ def noise_gate(tokens: Tensor, weights: Tensor, generator: torch.Generator | Non
         >>> texvlm.noise_gate(torch.randn(2, 64, 8), torch.rand(2, 64)).shape
         torch.Size([2, 64, 8])
     """
-    if tokens.dim() != 3 or weights.shape != tokens.shape[:2]:
+    if real_tensor("tokens", tokens).dim() != 3 or real_tensor("weights", weights).shape != tokens.shape[:2]:
         raise ValueError(f"weights must be [B, N] of tokens [B, N, D], got {list(weights.shape)} and {list(tokens.shape)}")
     mean = tokens.mean(1, keepdim=True)
     deviation = tokens.std(1, keepdim=True, correction=0)
