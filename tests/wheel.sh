@@ -24,6 +24,7 @@ say "installing it beside nothing but torch"
 bare=$room/bare/bin/python
 site=$("$bare" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 "$python" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' > "$site/torch-there.pth"
+"$bare" -m pip uninstall -qq -y setuptools  # its own, where it has one, is too old for torch
 "$bare" -m pip install -qq --disable-pip-version-check --no-index "$wheel"
 cd "$room"  # where no ./texvlm hides it
 unset PYTHONPATH

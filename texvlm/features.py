@@ -23,6 +23,8 @@ LIGHTS = ("entropy", "residual")
 
 def parse_term(term: str) -> tuple[str, str]:
     """A term as a statistic and the name of the first channel that it reads."""
+    if not isinstance(term, str):
+        raise TypeError(f"terms must be strings, got {type(term).__name__}")
     what, _, channel = term.partition(":")
     if what in STATISTICS and channel:
         return what, channel

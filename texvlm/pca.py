@@ -149,6 +149,8 @@ class PCA:
         if features.count < 2:
             raise ValueError(f"principal axes need at least two finite features, got {features.count}")
         width = len(features.mean)
+        if not width:
+            raise ValueError("features must have dimensions, got none")
         mean = features.mean if centre else torch.zeros_like(features.mean)
         covariance = features.scatter / (features.count - 1)
         if not centre:

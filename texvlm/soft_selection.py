@@ -80,7 +80,7 @@ def log_soft_topk(
     """
     rows, _, threshold = _soft(scores, k, temperature, link, noise)
     there = rows.isfinite() & threshold.isfinite()[:, None]
-    z = (torch.where(there, rows, 0).double() - torch.where(threshold.isfinite(), threshold, 0)[:, None]) / temperature
+    z = (torch.where(there, rows, 0).double() - torch.where(threshold.isfinite(), threshold, 0)[:, None]) / float(temperature)
     if link == "logistic":
         log = F.logsigmoid(z)
     else:
@@ -96,7 +96,7 @@ def log_soft_topk(
 
 def gumbel_noise(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Standard Gumbel noise, of the shape, dtype (at least float32) and device of a tensor. Never infinite."""
-    noise = torch.empty_like(like, dtype=acc_dtype(like.dtype)).exponential_(generator=generator)
+    noise = torch.empty_like(real_tensor("like", like), dtype=acc_dtype(like.dtype)).exponential_(generator=generator)
     return -noise.clamp_(min=torch.finfo(noise.dtype).tiny).log()
 
 
@@ -121,7 +121,7 @@ def gumbel_topk(scores: Tensor, k: int, temperature: float = 1.0, generator: tor
         tensor([[1, 2]])
     """
     scores = real_tensor("scores", scores).detach()
-    return ops.select_topk(scores.to(acc_dtype(scores.dtype)) / temperature + gumbel_noise(scores, generator), k)[1]
+    return ops.select_topk(scores.to(acc_dtype(scores.dtype)) / float(temperature) + gumbel_noise(scores, generator), k)[1]
 
 
 def sample_exact(weights: Tensor, k: int | None = None, generator: torch.Generator | None = None) -> Tensor:
