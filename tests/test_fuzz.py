@@ -1,4 +1,4 @@
-"""The fuzzer: it knows all that is public, sees what it should see, and finds nothing in half a minute."""
+"""The fuzzer: it knows all that is public, sees what it should see, and finds nothing in its first calls."""
 
 from __future__ import annotations
 
@@ -67,24 +67,24 @@ PLANTED = {
     "memory grows": "[torch.zeros(2**26).add_(1) for _ in range(«40»)]",
     "not finite": "torch.log(torch.zeros(«2»))",
     "IndexError": "[1][«2»]",
-    "left out after": "__import__('os').abort(*«[]»)",
 }
 
 
-@pytest.mark.parametrize("wrong", PLANTED)
-def test_planted_faults_are_found(wrong: str, tmp_path: Path) -> None:
-    """In a process of its own each, since the fuzzer forks: what it forks must have no threads."""
+def test_planted_faults_are_found(tmp_path: Path) -> None:
+    """In a process of its own: what the fuzzer forks must have no threads."""
     code = f"""
 import sys
-from fuzz import __main__ as fuzz, programs, hostile
-fuzz.all_programs = lambda: [programs.Program("planted", {PLANTED[wrong]!r})]
+from fuzz import __main__ as fuzz, hostile, programs
+fuzz.all_programs = lambda: [programs.Program(name, text) for name, text in {PLANTED!r}.items()]
 hostile.filling = lambda rng, usual, of: (usual, True)
-sys.exit(fuzz.main(["--seconds", "30", "--calls", "4", "--hang", "3", "--out", {str(tmp_path)!r}]))
+sys.exit(fuzz.main(["--seconds", "120", "--calls", "30", "--hang", "2", "--out", {str(tmp_path)!r}]))
 """
     done = run("-c", code)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert wrong in done.stdout
-    assert "planted-0.py" in {p.name for p in tmp_path.iterdir()}
+    for wrong in PLANTED:
+        assert f"# {wrong}: {wrong}" in done.stdout, done.stdout
+    assert len(list(tmp_path.iterdir())) == len(PLANTED)
+    assert "left out after 2 crashes" in done.stdout
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -92,6 +92,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *args], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_half_a_minute_finds_nothing(tmp_path: Path) -> None:
-    done = run("-m", "fuzz", "--seconds", "30", "--seed", "1", "--out", str(tmp_path))
+def test_thousands_of_calls_find_nothing(tmp_path: Path) -> None:
+    """The same on all machines; a slow one makes fewer of them."""
+    done = run("-m", "fuzz", "--seconds", "40", "--calls", "4000", "--seed", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
