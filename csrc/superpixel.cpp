@@ -189,7 +189,7 @@ Tensor superpixel_channels(const Tensor& labels, Size size) {
   const char* op = "superpixel_channels";
   const int64_t n = size;
   check_labels(op, labels, {-1, -1, -1});
-  TEXVLM_CHECK(n >= 1, op, "n", "at least 1", n);
+  TEXVLM_CHECK(n >= 1 && n < int64_t{1} << 31, op, "n", "at least 1 and below 2^31", n);
   const int64_t batch = labels.size(0), height = labels.size(1), width = labels.size(2);
   const c10::Device device = labels.device();
   const Tensor dense = labels.contiguous();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ IMAGE = torch.rand(1, 3, 32, 32)
 TEXTURE = texvlm.Texture(torch.rand(2, 3, 9, 6))
 UV = torch.rand(2, 5, 2)
 BUFFER = torch.zeros(1, 1, 3)
+AXES = texvlm.PCA.fit(torch.rand(20, 9))
 
 
 @pytest.mark.parametrize(
@@ -81,11 +83,65 @@ BUFFER = torch.zeros(1, 1, 3)
             "query must have a direction",
         ),
         (lambda: texvlm.Embedding.fit(texvlm.DigitsEmbedding(), IMAGE, axes=0), "axes must be at least 1, got 0"),
+        (lambda: texvlm.channel_planes(IMAGE[0]), r"image must be \[B, 3, H, W\], got \[3, 32, 32\]"),
+        (lambda: texvlm.channel_planes(print), "image must be a tensor, got builtin_function_or_method"),
+        (lambda: texvlm.PCA.fit(UV.numpy()), "features must be a tensor, or batches of them, got ndarray"),
+        (lambda: texvlm.PCA.fit(5), "features must be a tensor, or batches of them, got int"),
+        (lambda: AXES.transform(UV.numpy()), "features must be a tensor, got ndarray"),
+        (lambda: AXES.transform_text(None), "texts must be a tensor, got NoneType"),
+        (lambda: AXES.transform(torch.tensor(3.0)), r"features must be \[n, D\] or \[B, D, h, w\] with D = 9.*got \[\]"),
+        (lambda: texvlm.select(IMAGE, weights=1j), "weights must be a mapping, got complex"),
+        (lambda: texvlm.CascadeConfig.preset("salience").weighed({"edge": "1"}), "weights must be finite, got edge = '1'"),
+        (lambda: texvlm.TextureBuffer(TEXTURE).set_extra_state(torch.zeros(2)), "state must be .height, width, levels., got"),
+        (lambda: texvlm.line_axes([1.0, 0.0]), "direction must be a tensor, got list"),
+        (lambda: texvlm.line_axes(torch.rand(4, 3)), r"direction must be \[..., 2\], got \[4, 3\]"),
+        (lambda: torch.ops.texvlm.build_channels(IMAGE.to("meta"), [0], 2**63 - 1, [], []), "levels must be at most 63"),
+        (lambda: texvlm.soft_topk(UV[0], 1, noise=()), "noise must be a tensor, got tuple"),
+        (lambda: texvlm.noise_gate(UV, None), "weights must be a tensor, got NoneType"),
+        (lambda: texvlm.select(IMAGE, 4, memory=True), "memory must be a texvlm.Selection, got bool"),
+        (lambda: texvlm.PCA.from_moments(texvlm.pca.Moments(), []), "texts must be Moments, got list"),
+        (
+            lambda: texvlm.cell_features(TEXTURE, torch.zeros(2, 1).long(), ["entropy"], query=torch.tensor(3.0)),
+            r"query must be \[D\].*got \[\]",
+        ),
+        (lambda: texvlm.Texture.from_data(BUFFER.numpy(), 1, 1, 1), "data must be a tensor, got ndarray"),
+        (lambda: texvlm.saliency_state(BUFFER), r"image must be \[B, 3, H, W\] and not empty, got \[1, 1, 3\]"),
+        (lambda: texvlm.saliency_state(torch.rand(1, 3, 0, 4)), r"image must be .* not empty, got \[1, 3, 0, 4\]"),
+        (lambda: texvlm.pack_cells(IMAGE, torch.zeros(1, 1).long(), (32,)), r"size must be \(height, width\), got \(32,\)"),
+        (lambda: texvlm.DigitsEmbedding().encode_text([7]), "texts must be strings, got int"),
+        (lambda: texvlm.FoveaLayout(2**40), "fovea and rings must make at most 2.20 tokens"),
+        (lambda: texvlm.embedding_planes(IMAGE, texvlm.DigitsEmbedding(), []), "pca must be a texvlm.PCA, got list"),
+        (lambda: texvlm.warp(IMAGE, ()), "flow must be a tensor, got tuple"),
+        (lambda: texvlm.motion(previous=IMAGE, current=IMAGE, flow=object()), "flow must be a tensor, got object"),
+        (lambda: texvlm.quadtree_cut([torch.rand(1, 3, 5).numpy()], 4), "values must be a tensor, got ndarray"),
+        (lambda: texvlm.cell_features(TEXTURE, torch.zeros(2, 1).long(), [None]), "terms must be strings, got NoneType"),
+        (lambda: texvlm.compact([True, False]), "mask must be a tensor, got list"),
+        (lambda: texvlm.gumbel_noise(1.5), "like must be a tensor, got float"),
+        (lambda: texvlm.PCA.fit(torch.rand(5, 0)), "features must have dimensions, got none"),
+        (lambda: texvlm.fixation_history(torch.rand(3), 4, 4), r"fixations must be \[B, P, 2\] or \[P, 2\], got \[3\]"),
+        (lambda: texvlm.gaze_history([], 4, 4), "gaze must be a tensor, got list"),
+        (
+            lambda: texvlm.fixation_history(UV, 4, 4, previous=[], flow=torch.zeros(2, 2, 4, 4)),
+            "previous must be a tensor, got list",
+        ),
+        (lambda: texvlm.Embedding(texvlm.DigitsEmbedding()).query(torch.zeros(())), "query must be a vector, or one each"),
+        (lambda: texvlm.line_axes(UV, 0.0), "aspect must be positive, got 0"),
     ],
 )
 def test_it_is_named(call, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+def test_a_file_that_holds_no_axes_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "axes.npz"
+    AXES.save(path)
+    good = path.read_bytes()
+    broken = (b"", b"no archive", good[:-30], good.replace(b"variance", b"variants"), good[:50] + b"?" * 9 + good[59:])
+    for content in broken:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"axes\.npz does not hold the axes that PCA\.save wrote: "):
+            texvlm.PCA.load(path)
 
 
 def test_status_never_raises() -> None:

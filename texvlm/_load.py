@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import filecmp
 import importlib
+import importlib.metadata
+import re
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -19,6 +21,8 @@ INSTALL = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 def extension() -> ModuleType:
     """`texvlm._C`; in an unbuilt checkout that of the installed package, from which all later modules then come as well."""
+    if refused := mismatch():
+        raise ImportError(refused[0])
     try:
         return importlib.import_module("texvlm._C")
     except ModuleNotFoundError as error:
@@ -28,6 +32,23 @@ def extension() -> ModuleType:
     package.__path__[:] = [str(other)]
     package.__file__ = str(other / "__init__.py")
     return importlib.import_module("texvlm._C")
+
+
+def mismatch() -> tuple[str, str] | None:
+    """In a line, that this package came as a wheel for another minor version of torch than is there, and what helps."""
+    try:
+        wheel = importlib.metadata.distribution("texvlm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    needs = [found[1] for need in wheel.requires or () if (found := re.fullmatch(r"torch==(\d+\.\d+)\.\*", need))]
+    version = sys.modules["torch"].__version__
+    minor = ".".join(version.split(".")[:2])
+    if not needs or needs == [minor] or Path(str(wheel.locate_file("texvlm"))).resolve() != HERE:
+        return None
+    return (
+        f"this wheel of it is for torch {needs[0]}, and you run {version}",
+        f"the wheel for torch {minor}, or pip install 'torch=={needs[0]}.*'",
+    )
 
 
 def installed() -> Path | None:
@@ -56,6 +77,8 @@ def explain(error: BaseException) -> tuple[str, str]:
     build = f"make clean build, or {INSTALL}" if checkout else INSTALL
     if "torch" not in sys.modules:
         return "it needs torch, which does not load itself", "pip install torch==2.13.0"
+    if refused := mismatch():
+        return refused
     other = installed()
     if built(HERE):
         why = f"{first_line(error)}. It is built for one version of PyTorch: you run {sys.modules['torch'].__version__}"

@@ -73,7 +73,7 @@ def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
         >>> indices.tolist(), int(count)
         ([1, 3, -1, -1], 2)
     """
-    if mask.dim() == 1:
+    if real_tensor("mask", mask).dim() == 1:
         indices, count = ops.compact(mask[None])
         return indices[0], count[0]
     return ops.compact(mask)

@@ -231,6 +231,8 @@ def channel_planes(image: Tensor) -> Tensor:
 
     Luma, edge, luma normalised by its local contrast, and motion: those of them that its channels need.
     """
+    if real_tensor("image", image).dim() != 4 or image.shape[1] != 3:
+        raise ValueError(f"image must be [B, 3, H, W], got {list(image.shape)}")
     batch, _, height, width = image.shape
     zero = image.new_zeros((4 * batch, 1, 1), dtype=acc_dtype(image.dtype))
     # Made by an op, so that they lie in huge pages: scattered tiles are on thousands of small ones, which takes a third longer.

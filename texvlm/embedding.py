@@ -98,6 +98,8 @@ class Embedding:
             raise ValueError(
                 f"{provider.name} brings no principal axes: find them with Embedding.fit(provider, pictures) or pass pca="
             )
+        if not isinstance(pca, PCA):
+            raise TypeError(f"pca must be a texvlm.PCA, got {type(pca).__name__}")
         self.provider, self.pca = provider, pca
         self.kept = getattr(provider, "kept", None) if kept is None else kept
 
@@ -150,6 +152,8 @@ class Embedding:
     def query(self, query: str | Sequence[str] | Tensor) -> Tensor:
         """A query on the axes, unit length: a text [16], texts [Q, 16], or vectors [..., D] (laid on the axes) or [..., 16] (kept)."""
         if isinstance(query, Tensor):
+            if not query.dim():
+                raise ValueError("query must be a vector, or one each, got a number")
             if query.shape[-1] == self.pca.axes.shape[1]:
                 return self.pca.transform_text(query)
             if query.shape[-1] != len(self.pca.axes):

@@ -23,6 +23,8 @@ LIGHTS = ("entropy", "residual")
 
 def parse_term(term: str) -> tuple[str, str]:
     """A term as a statistic and the name of the first channel that it reads."""
+    if not isinstance(term, str):
+        raise TypeError(f"terms must be strings, got {type(term).__name__}")
     what, _, channel = term.partition(":")
     if what in STATISTICS and channel:
         return what, channel
@@ -110,6 +112,8 @@ def cell_features(
     if query is not None:
         query = real_tensor("query", query, acc_dtype(texture.data.dtype)).to(texture.data.device)
         query = query[None] if query.dim() == 1 else query
+        if query.dim() != 2:
+            raise ValueError(f"query must be [D], [B, D] or [1, D], got {list(query.shape)}")
     names, channels, lights = term_channels(texture, terms, 0 if query is None else query.shape[-1])
     cell = integer("cell", cell)
     return ops.cell_features(

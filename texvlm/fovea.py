@@ -30,6 +30,9 @@ class FoveatedTokens(NamedTuple):
     lod: Tensor
 
 
+_MOST = 1 << 20  # tokens of a layout: what lies where is a list
+
+
 @dataclass(frozen=True, eq=False)
 class FoveaLayout:
     """Where the tokens of a fovea lie around its fixation, and how their resolution falls off.
@@ -82,6 +85,8 @@ class FoveaLayout:
             integer(name, number, least)
         for number in self.rings:
             integer("rings", number, 1)
+        if self.count > _MOST:
+            raise ValueError(f"fovea and rings must make at most 2^20 tokens, got {self.count}")
         if self.count == 0:
             raise ValueError("a layout needs tokens: fovea is 0 and there are no rings")
         for name, value in (("e0", self.e0), ("m0", self.m0)):
@@ -239,6 +244,10 @@ def line_axes(direction: Tensor, aspect: float = 4.0) -> Tensor:
         tensor([[2.0000, -0.0000],
                 [0.0000, 0.5000]])
     """
+    if real_tensor("direction", direction).shape[-1:] != (2,):
+        raise ValueError(f"direction must be [..., 2], got {list(direction.shape)}")
+    if not (math.isfinite(aspect) and aspect > 0):
+        raise ValueError(f"aspect must be positive, got {aspect}")
     along = torch.nn.functional.normalize(direction, dim=-1)
     across = torch.stack([-along[..., 1], along[..., 0]], dim=-1)
     return torch.stack([along * math.sqrt(aspect), across / math.sqrt(aspect)], dim=-1)

@@ -62,7 +62,7 @@ def _history(
 ) -> Tensor:
     previous, flow, occlusion = carried
     if previous is not None and flow is not None:
-        previous = warp(previous, flow, occlusion)
+        previous = warp(real_tensor("previous", previous), flow, occlusion)
     return gaussian_splat(points, weights, sigma, height, width, base=previous, keep=keep)
 
 
@@ -100,7 +100,9 @@ def fixation_history(
         >>> bool(plane[0, 4, 11] > plane[0, 4, 3] > plane[0, 4, 7])
         True
     """
-    points = fixations if fixations.dim() == 3 else fixations[None]
+    points = fixations if real_tensor("fixations", fixations).dim() == 3 else fixations[None]
+    if points.dim() != 3:
+        raise ValueError(f"fixations must be [B, P, 2] or [P, 2], got {list(fixations.shape)}")
     count = points.shape[1]
     if not 0 <= decay <= 1:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
@@ -142,7 +144,9 @@ def gaze_history(
         >>> bool(plane[0, 4, 11] > plane[0, 4, 3] > plane[0, 4, 7])
         True
     """
-    points = gaze if gaze.dim() == 3 else gaze[None]
+    points = gaze if real_tensor("gaze", gaze).dim() == 3 else gaze[None]
+    if points.dim() != 3:
+        raise ValueError(f"gaze must be [B, P, 2] or [P, 2], got {list(gaze.shape)}")
     if not 0 <= decay <= 1:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
     weights = torch.ones(points.shape[:2], device=points.device, dtype=acc_dtype(points.dtype))

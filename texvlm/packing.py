@@ -73,6 +73,8 @@ def pack_cells(
     if not isinstance(cells, Tensor) or cells.dim() not in ((2, 3) if batched else (1, 2)):
         wanted = "[B, K] or [B, K, 3]" if batched else "[K] or [K, 3]"
         raise ValueError(f"cells must be a tensor {wanted}, got {list(cells.shape) if isinstance(cells, Tensor) else cells!r}")
+    if size is not None and not (isinstance(size, Sequence) and len(size) == 2):
+        raise ValueError(f"size must be (height, width), got {size!r}")
     height, width = picture.shape[2:] if size is None else (integer("size", side, 1) for side in size)
     if rescale is None:
         rescale = 1 / 255 if picture.dtype == torch.uint8 else 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 from torch import Tensor
 
@@ -175,9 +175,11 @@ class CascadeConfig:
     def weighed(self, weights: Mapping[str, float] | None) -> CascadeConfig:
         """With these weights over its own: of terms, of channels by name ("text": their mean), of "contiguity"."""
         terms, gains, contiguity = dict(self.terms), dict(self.gains), self.contiguity
+        if not isinstance(weights, Mapping | None):
+            raise TypeError(f"weights must be a mapping, got {type(weights).__name__}")
         for name, weight in (weights or {}).items():
-            if not math.isfinite(weight):
-                raise ValueError(f"weights must be finite, got {name} = {weight}")
+            if not (isinstance(weight, SupportsFloat) and math.isfinite(weight)):
+                raise ValueError(f"weights must be finite, got {name} = {weight!r}")
             if name == "contiguity":
                 contiguity = float(weight)
                 continue

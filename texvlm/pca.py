@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from texvlm._constants import constant
-from texvlm._ext import integer
+from texvlm._ext import integer, real_tensor
 
 AXES = 16  # channels 18-33
 _RANK = 1e-12  # an axis with less variance than this share of the largest is no axis
@@ -27,6 +27,7 @@ def unit(vectors: Tensor, dim: int = -1) -> Tensor:
 
 def as_rows(features: Tensor) -> Tensor:
     """[n, D] or [B, D, h, w] as float64 rows [n, D]."""
+    real_tensor("features", features)
     if features.dim() == 4:
         features = features.permute(0, 2, 3, 1).flatten(0, 2)
     if features.dim() != 2 or not features.is_floating_point():
@@ -131,6 +132,8 @@ class PCA:
         Raises:
             ValueError: fewer than two finite features, or batches of different widths.
         """
+        if not isinstance(features, Iterable) or (hasattr(features, "ndim") and not isinstance(features, Tensor)):
+            raise TypeError(f"features must be a tensor, or batches of them, got {type(features).__name__}")
         seen = Moments()
         for batch in (features,) if isinstance(features, Tensor) else features:
             seen.update(batch)
@@ -140,9 +143,14 @@ class PCA:
     def from_moments(cls, features: Moments, texts: Moments | None = None, axes: int = AXES, centre: bool = True) -> PCA:
         """The same from what has been accumulated."""
         axes = integer("axes", axes, 1)
+        for argument, moments in (("features", features), ("texts", texts)):
+            if not isinstance(moments, Moments) and (moments is not None or argument == "features"):
+                raise TypeError(f"{argument} must be Moments, got {type(moments).__name__}")
         if features.count < 2:
             raise ValueError(f"principal axes need at least two finite features, got {features.count}")
         width = len(features.mean)
+        if not width:
+            raise ValueError("features must have dimensions, got none")
         mean = features.mean if centre else torch.zeros_like(features.mean)
         covariance = features.scatter / (features.count - 1)
         if not centre:
@@ -174,11 +182,11 @@ class PCA:
 
         In float32 (float64 for float64 features). Differentiable.
         """
-        return self._lay(features, self._mean_laid)
+        return self._lay("features", features, self._mean_laid)
 
     def transform_text(self, texts: Tensor) -> Tensor:
         """Texts [D] or [Q, D] on the same axes, [16] or [Q, 16], unit length. Differentiable."""
-        return self._lay(texts, self._text_mean_laid)
+        return self._lay("texts", texts, self._text_mean_laid)
 
     @cached_property
     def _mean_laid(self) -> Tensor:
@@ -188,10 +196,13 @@ class PCA:
     def _text_mean_laid(self) -> Tensor:
         return self.axes @ self.text_mean
 
-    def _lay(self, vectors: Tensor, offset: Tensor) -> Tensor:
-        dense = vectors.dim() == 4
-        if vectors.shape[1 if dense else -1] != self.axes.shape[1]:
-            raise ValueError(f"features must have {self.axes.shape[1]} dimensions like the axes, got {list(vectors.shape)}")
+    def _lay(self, argument: str, vectors: Tensor, offset: Tensor) -> Tensor:
+        dense = real_tensor(argument, vectors).dim() == 4
+        if not vectors.dim() or vectors.shape[1 if dense else -1] != self.axes.shape[1]:
+            raise ValueError(
+                f"{argument} must be [n, D] or [B, D, h, w] with D = {self.axes.shape[1]} dimensions like the axes, "
+                f"got {list(vectors.shape)}"
+            )
         work = torch.float64 if vectors.dtype == torch.float64 else torch.float32
         axes, offset = (constant(t, work, vectors.device) for t in (self.axes, offset))
         vectors = vectors.to(work)
@@ -231,11 +242,21 @@ class PCA:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PCA:
-        """Reads what `save` wrote, bit for bit."""
+        """Reads what `save` wrote, bit for bit.
+
+        Raises:
+            ValueError: the file is broken, or holds something else.
+        """
         import numpy as np
 
-        with np.load(path, allow_pickle=False) as arrays:
-            return cls.from_arrays(arrays)
+        with open(path, "rb") as file:
+            try:
+                with np.load(file, allow_pickle=False) as arrays:
+                    return cls.from_arrays(arrays)
+            except Exception as error:  # of NumPy, of its archive, of what compresses it
+                raise ValueError(
+                    f"{path} does not hold the axes that PCA.save wrote: {str(error) or type(error).__name__}"
+                ) from None
 
 
 torch.serialization.add_safe_globals([PCA])  # torch.load as it is by default

@@ -36,6 +36,8 @@ def levels_or_all(levels: int | None, height: int, width: int) -> int:
 
 def level_table(height: int, width: int, levels: int) -> list[tuple[int, int, int]]:
     """(offset, height, width) of each level; the offset counts texels of the packed buffer [B, T, C]."""
+    if levels > 63:
+        raise ValueError(f"levels must be at most 63, as many as any size has, got {levels}")
     table, offset = [], 0
     for level in range(levels):
         h, w = (max(1, n >> level) if isinstance(n, int) else torch.sym_max(1, n >> level) for n in (height, width))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from texvlm._constants import constant
-from texvlm._ext import fake, integer, ops
+from texvlm._ext import fake, integer, ops, real_tensor
 
 
 class QuadtreeCut(NamedTuple):
@@ -61,6 +61,8 @@ def quadtree_cut(values: Sequence[Tensor], k: int) -> QuadtreeCut:
         [[[[0, 0, 0, 0], [0, 0, 0, 0]]], [[[1, 1]]]]
     """
     k = integer("k", k, 0)
+    for level in values:
+        real_tensor("values", level)
     if not values or values[0].dim() != 3:
         raise ValueError(f"values must be one or more levels [B, rows, columns], got {[list(v.shape) for v in values]}")
     batch, rows, columns = values[0].shape

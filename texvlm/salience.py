@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, texel_dtype
+from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor, texel_dtype
 from texvlm.pictures import as_previous, as_rgb
 from texvlm.pyramid import level_count, texel_count
 
@@ -61,6 +61,8 @@ def saliency_state(image: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         image: [B, 3, H, W], for its size, device and dtype: float64 beside a double picture, else float32.
     """
+    if real_tensor("image", image).dim() != 4 or 0 in image.shape[2:]:
+        raise ValueError(f"image must be [B, 3, H, W] and not empty, got {list(image.shape)}")
     batch, _, height, width = image.shape
     fine, base = _levels(height, width)
     colours = texel_count(max(1, height // 2), max(1, width // 2), fine) if fine > 0 else height * width

@@ -19,7 +19,7 @@ def _soft(scores: Tensor, k: int, temperature: float, link: str, noise: Tensor |
         raise ValueError(f"scores must be [B, N] or [N], got {list(scores.shape)}")
     scores = scores.to(acc_dtype(scores.dtype))
     if noise is not None:
-        if noise.shape != scores.shape:
+        if real_tensor("noise", noise).shape != scores.shape:
             raise ValueError(f"noise must be as large as scores, {list(scores.shape)}, got {list(noise.shape)}")
         scores = scores + noise
     rows = scores if scores.dim() == 2 else scores[None]
@@ -80,7 +80,7 @@ def log_soft_topk(
     """
     rows, _, threshold = _soft(scores, k, temperature, link, noise)
     there = rows.isfinite() & threshold.isfinite()[:, None]
-    z = (torch.where(there, rows, 0).double() - torch.where(threshold.isfinite(), threshold, 0)[:, None]) / temperature
+    z = (torch.where(there, rows, 0).double() - torch.where(threshold.isfinite(), threshold, 0)[:, None]) / float(temperature)
     if link == "logistic":
         log = F.logsigmoid(z)
     else:
@@ -96,7 +96,7 @@ def log_soft_topk(
 
 def gumbel_noise(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Standard Gumbel noise, of the shape, dtype (at least float32) and device of a tensor. Never infinite."""
-    noise = torch.empty_like(like, dtype=acc_dtype(like.dtype)).exponential_(generator=generator)
+    noise = torch.empty_like(real_tensor("like", like), dtype=acc_dtype(like.dtype)).exponential_(generator=generator)
     return -noise.clamp_(min=torch.finfo(noise.dtype).tiny).log()
 
 
@@ -121,7 +121,7 @@ def gumbel_topk(scores: Tensor, k: int, temperature: float = 1.0, generator: tor
         tensor([[1, 2]])
     """
     scores = real_tensor("scores", scores).detach()
-    return ops.select_topk(scores.to(acc_dtype(scores.dtype)) / temperature + gumbel_noise(scores, generator), k)[1]
+    return ops.select_topk(scores.to(acc_dtype(scores.dtype)) / float(temperature) + gumbel_noise(scores, generator), k)[1]
 
 
 def sample_exact(weights: Tensor, k: int | None = None, generator: torch.Generator | None = None) -> Tensor:
@@ -250,7 +250,7 @@ def noise_gate(tokens: Tensor, weights: Tensor, generator: torch.Generator | Non
         >>> texvlm.noise_gate(torch.randn(2, 64, 8), torch.rand(2, 64)).shape
         torch.Size([2, 64, 8])
     """
-    if tokens.dim() != 3 or weights.shape != tokens.shape[:2]:
+    if real_tensor("tokens", tokens).dim() != 3 or real_tensor("weights", weights).shape != tokens.shape[:2]:
         raise ValueError(f"weights must be [B, N] of tokens [B, N, D], got {list(weights.shape)} and {list(tokens.shape)}")
     mean = tokens.mean(1, keepdim=True)
     deviation = tokens.std(1, keepdim=True, correction=0)

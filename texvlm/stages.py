@@ -57,6 +57,8 @@ class Run:
         self.value_net = None if chosen is None else shared_net(chosen, texture.data.device)
         self.stayed: Tensor | None = None
         if memory is not None:
+            if not isinstance(memory, Selection):
+                raise TypeError(f"memory must be a texvlm.Selection, got {type(memory).__name__}")
             if memory.grid != self.grid or memory.cell != cell or len(memory.indices) != self.batch:
                 raise ValueError(f"memory must be of {self.batch} x {self.grid} cells of {cell} px, got {memory}")
             self.stayed = memory.mask().flatten(1)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from texvlm import pyramid
-from texvlm._ext import integer
+from texvlm._ext import integer, real_tensor
 from texvlm.footprint import sample_grad
 from texvlm.hardware import sample_grad_hardware, sample_lod_hardware
 from texvlm.patches import extract_patches
@@ -134,7 +134,7 @@ class Texture:
         if levels > (most := pyramid.level_count(height, width)):
             raise ValueError(f"levels must be from 1 to {most} for {height} x {width}, got {levels}")
         expected = pyramid.texel_count(height, width, levels)
-        if data.dim() != 3 or data.shape[1] != expected:
+        if real_tensor("data", data).dim() != 3 or data.shape[1] != expected:
             raise ValueError(
                 f"data must be [B, T, C] with T = {expected} texels for {levels} levels of {height} x {width}, got {list(data.shape)}"
             )
@@ -407,6 +407,8 @@ class TextureBuffer(torch.nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Refuses a texture of another size."""
+        if not isinstance(state, Tensor) or state.shape != (3,):
+            raise ValueError(f"state must be (height, width, levels), got {state!r}")
         (height, width, levels), (h, w, n) = state.tolist(), self.form[:3]
         if (height, width, levels) != (h, w, n):
             raise ValueError(f"the state is of a texture of {height} x {width} with {levels} levels, not {h} x {w} with {n}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, fake_gradients, ops, texel_dtype
+from texvlm._ext import acc_dtype, fake, fake_gradients, ops, real_tensor, texel_dtype
 from texvlm.pictures import as_previous, as_rgb, warn_caller
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def warp(planes: Tensor, flow: Tensor, occlusion: Tensor | None = None, fill: fl
         >>> texvlm.warp(torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]), flow)
         tensor([[[0., 0., 1., 2.]]])
     """
-    field = flow.to(acc_dtype(planes.dtype))
+    field = real_tensor("flow", flow, acc_dtype(planes.dtype))
     if planes.dim() == 3:
         return ops.warp(planes[:, None], field, fill, occlusion)[:, 0]
     return ops.warp(planes, field, fill, occlusion)
@@ -103,7 +103,7 @@ def motion(
     if now is None or (current is not None and image is not None):
         raise TypeError("motion takes two pictures: previous and current (or image, its former name)")
     picture = as_rgb(now, "image" if current is None else "current")
-    field = None if flow is None else flow.to(picture.device, acc_dtype(picture.dtype))
+    field = None if flow is None else real_tensor("flow", flow, acc_dtype(picture.dtype)).to(picture.device)
     return ops.motion(picture, as_previous(previous, picture), field, occlusion)
 
 

@@ -152,5 +152,11 @@ BAD = [
     ),
     Bad("update_mipmaps", "tiles-dtype", lambda: (data, 4, 4, ["mean"], 3, None, torch.ones(1, 1, 1), 8), "tiles must be Bool"),
     Bad("update_mipmaps", "rects-dtype", lambda: (data, 4, 4, ["mean"], 3, torch.zeros(1, 4)), "rects must be Long"),
+    Bad(
+        "generate_mipmaps_backward",
+        "data-shape",
+        lambda: (data, 4, 4, ["max"], 3, torch.zeros(1, 21, 0)),
+        r"data must be of the shape of grad, \[1, 21, 3\], got \[1, 21, 0\]",
+    ),
     Bad("generate_mipmaps_backward", "no-data", lambda: (data, 4, 4, ["max"], 3), "data .the pyramid. is needed"),
 ]

@@ -84,6 +84,12 @@ BAD = [
     Bad("superpixels", "none", lambda: (torch.zeros(1, 3, 3, 3), 0), "n must be at least 1, got 0"),
     Bad("superpixels", "zero-size", lambda: (torch.zeros(1, 3, 0, 3), 5), "height and width must be at least 1"),
     Bad("superpixel_channels", "dtype", lambda: (torch.zeros(1, 3, 3), 5), "labels must be Long, got Float"),
+    Bad(
+        "superpixel_channels",
+        "huge",
+        lambda: (torch.zeros(1, 3, 3, dtype=torch.int64), 2**62),
+        r"n must be at least 1 and below 2\^31, got",
+    ),
     Bad("superpixel_channels", "none", lambda: (torch.zeros(1, 3, 3, dtype=torch.int64), -1), "n must be at least 1, got -1"),
     Bad(
         "boundaries",

@@ -78,6 +78,8 @@ def spell(texts: Sequence[str], device: torch.device | None = None) -> Tensor:
     """Texts as letters [Q, longest]: lower case, one blank between words and at both ends, 0 after the end."""
     rows = []
     for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"texts must be strings, got {type(text).__name__}")
         words = " " + " ".join(text.lower().split())[: _MAX_LETTERS - 2] + " "
         rows.append([_SPACE if c == " " else LETTERS.find(c) + 1 or _STRANGE for c in words])
     longest = max((len(row) for row in rows), default=1)
