@@ -149,8 +149,8 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     for (Tensor& step : to_steps) step = new_zeros(s.steps[0].sizes(), dtype, device);
     for (int p = 0; p < kPairs; ++p) {
       const Tensor sums = new_tensor({batch, static_cast<int64_t>(sizeof(Moments<1>))}, at::kByte, device);
-      const RarityMoments<T, 0> moments{s.pair<T>(p), pointer<const Whitening>(s.whitening) + p * batch, pointer<const T>(to_length),
-                                        pointer<const T>(s.length), pointer<Moments<1>>(sums)};
+      const RarityMoments<T, 0> moments{s.pair<T>(p), pointer<const Whitening>(s.whitening) + p * batch,
+                                        pointer<const T>(to_length), pointer<const T>(s.length), pointer<Moments<1>>(sums)};
       for_each_plane_reduced<RarityMoments, T>(device, batch, s.h, s.w, kMoments, moments);
       for_each_pixel<SalienceRarityAdjoint, T>(device, s.places(), Work{1, 2 * kMoments}, moments,
                                                pointer<T>(to_steps[centre_of(p)]), pointer<T>(to_steps[surround_of(p)]));

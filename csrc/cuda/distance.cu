@@ -56,8 +56,7 @@ void nearest_in_columns(const typename NearestInColumn<Mask>::template For<int32
   launch(columns_kernel<Mask>, grid, dim3(kLanes * kBands), 0, stream, f, batch);
 }
 
-#define TEXVLM_COLUMNS(Mask) \
-  template void nearest_in_columns<Mask>(const NearestInColumn<Mask>::For<int32_t, 0>&, int64_t, void*)
+#define TEXVLM_COLUMNS(Mask) template void nearest_in_columns<Mask>(const NearestInColumn<Mask>::For<int32_t, 0>&, int64_t, void*)
 TEXVLM_COLUMNS(BoolMask);
 TEXVLM_COLUMNS(AboveMask<float>);
 TEXVLM_COLUMNS(AboveMask<double>);

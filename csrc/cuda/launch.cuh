@@ -12,13 +12,13 @@
 namespace texvlm::cuda {
 
 constexpr int kThreads = 256;
-constexpr int kLanes = 32;  // of a warp
+constexpr int kLanes = 32;             // of a warp
 constexpr int64_t kSlice = 4;          // channels a thread handles: neighbouring lanes then read neighbouring 16 bytes
 constexpr int64_t kMaxGridYZ = 65535;  // a grid is at most this long in y and z; the kernels loop over the rest
 
 // Threads of a row of `width` texels. Neighbouring lanes have neighbouring slices of a texel; where channels go ways of their
-// own (kHasOwnWays), neighbouring texels, and the next warp their next slice: no lane waits for another's channel, and the lines of
-// the output, which several warps share, are whole before they leave the cache.
+// own (kHasOwnWays), neighbouring texels, and the next warp their next slice: no lane waits for another's channel, and the lines
+// of the output, which several warps share, are whole before they leave the cache.
 template <class F>
 TEXVLM_HD int64_t lanes_of(int64_t width, int64_t slices) {
   return (kHasOwnWays<F> ? (width + kLanes - 1) / kLanes * kLanes : width) * slices;

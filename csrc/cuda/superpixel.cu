@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(MergeRegions<int32
       __syncthreads();  // all have read the edge before anyone changes it
       if (t == 0) merge.unite(b, u, v);
       __syncthreads();
-      for (int i = t; i < count; i += kMergeThreads) merge.follow(b, e, i, u, v);  // own edges: the next round reads no others' costs
+      for (int i = t; i < count; i += kMergeThreads)
+        merge.follow(b, e, i, u, v);  // own edges: the next round reads no others' costs
     }
     __syncthreads();
     number_regions(merge, b, e);

@@ -26,7 +26,8 @@ struct Atrous {
   TEXVLM_HD const T* line(int64_t b, int64_t y) const { return in + (b * h + clamp<int64_t>(y, 0, h - 1)) * w; }
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    const T *r0 = line(b, y - 2 * gap), *r1 = line(b, y - gap), *r2 = line(b, y), *r3 = line(b, y + gap), *r4 = line(b, y + 2 * gap);
+    const T *r0 = line(b, y - 2 * gap), *r1 = line(b, y - gap), *r2 = line(b, y), *r3 = line(b, y + gap),
+            *r4 = line(b, y + 2 * gap);
     const auto column = [&](int64_t j) {
       j = clamp<int64_t>(j, 0, w - 1);
       return taps(r0[j], r1[j], r2[j], r3[j], r4[j]);

@@ -314,9 +314,9 @@ def all_programs() -> list[Program]:
 
 
 def public_names() -> set[str]:
-    """Functions, classes and methods that people call: of texvlm.__all__, and its ops."""
+    """Functions, classes and methods that people call: of texvlm, and its ops."""
     names = set(torch.ops.texvlm)
-    for name in texvlm.__all__:
+    for name in (name for name in dir(texvlm) if name[0] != "_"):
         thing = getattr(texvlm, name)
         if inspect.isclass(thing) and not issubclass(thing, tuple):
             names |= {
