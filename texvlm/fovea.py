@@ -246,7 +246,7 @@ def line_axes(direction: Tensor, aspect: float = 4.0) -> Tensor:
     """
     if real_tensor("direction", direction).shape[-1:] != (2,):
         raise ValueError(f"direction must be [..., 2], got {list(direction.shape)}")
-    if not (math.isfinite(aspect) and aspect > 0):
+    if not 0 < aspect < math.inf:  # what torch.compile can trace
         raise ValueError(f"aspect must be positive, got {aspect}")
     along = torch.nn.functional.normalize(direction, dim=-1)
     across = torch.stack([-along[..., 1], along[..., 0]], dim=-1)
