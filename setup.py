@@ -292,7 +292,8 @@ class Package(Distribution):
         if os.environ.get("TEXVLM_WHEEL") == "1":
             minor = ".".join(torch.__version__.split(".")[:2])
             self.metadata.version += f"+torch{minor}"
-            self.install_requires = [f"torch=={minor}.*" if n.startswith("torch") else n for n in self.install_requires]
+            wanted = [f"torch=={minor}.*" if n.startswith("torch") else n for n in self.install_requires]
+            self.install_requires = self.metadata.install_requires = wanted
 
 
 if __name__ == "__main__":  # so that tests can look inside; pip too runs this file as __main__

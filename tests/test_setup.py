@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import runpy
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from texvlm import _load
 from texvlm.cli.toolkit import cuda_home
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,3 +86,35 @@ def test_all_name_the_same_versions_of_torch() -> None:
         text = (ROOT / name).read_text()
         assert set(re.findall(r"2\.(\d+) to 2\.(\d+)", text)) == {(low, str(int(high) - 1))}, name
         assert set(re.findall(r"\(2, (\d+)\) <= .*? < \(2, (\d+)\)", text)) <= {(low, high)}, name
+
+
+def test_a_wheel_wants_one_minor_version_of_torch(tmp_path: Path) -> None:
+    minor = ".".join(torch.__version__.split(".")[:2])
+    for switch, version, need in (("1", f"0.1.0+torch{minor}", f"torch=={minor}.*"), ("", "0.1.0", "torch<2.15,>=2.11")):
+        out = tmp_path / f"wheel-{switch}"
+        out.mkdir()
+        subprocess.run(
+            [sys.executable, "setup.py", "-q", "dist_info", "-o", str(out)],
+            cwd=ROOT,
+            env={**os.environ, "TEXVLM_WHEEL": switch},
+            check=True,
+            capture_output=True,
+        )
+        said = next(out.glob("*/METADATA")).read_text().splitlines()
+        assert f"Version: {version}" in said
+        assert [line for line in said if line.startswith(("Requires-Dist: torch=", "Requires-Dist: torch<"))] == [
+            f"Requires-Dist: {need}"
+        ]
+
+
+def test_a_wheel_for_another_torch_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    there = tmp_path / "texvlm-0.1.0+torch2.9.dist-info"
+    there.mkdir()
+    (there / "METADATA").write_text("Metadata-Version: 2.1\nName: texvlm\nVersion: 0.1.0\nRequires-Dist: torch==2.9.*\n")
+    monkeypatch.setattr(_load.importlib.metadata, "distribution", lambda name: importlib.metadata.PathDistribution(there))
+    assert _load.mismatch() is None  # another texvlm's
+    monkeypatch.setattr(_load, "HERE", (tmp_path / "texvlm").resolve())
+    assert _load.mismatch() == (
+        f"this wheel of it is for torch 2.9, and you run {torch.__version__}",
+        f"the wheel for torch {'.'.join(torch.__version__.split('.')[:2])}, or pip install 'torch==2.9.*'",
+    )
