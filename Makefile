@@ -39,7 +39,7 @@ FUZZ_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),600)
 OLDEST  := 5.9.0
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
-.PHONY: help setup build demo test test-app test-cuda-build sanitize kernels fuzz bench docs wheel gpu-verify lint fmt clean
+.PHONY: help setup build demo test test-app test-ray test-cuda-build sanitize kernels fuzz bench docs wheel gpu-verify lint fmt clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-15s %s\n' "$$verb" "$$text"; done
@@ -57,6 +57,9 @@ test: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.extra-docs $(VEN
 
 test-app: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.app ## the page of texvlm app, also in a headless browser (Gradio: 340 MB, once)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(VENV)/app/bin/python -m pytest tests/test_app.py $(ARGS)
+
+test-ray: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.extra-scale ## an index by Ray, with killed actors, nodes and runs (Ray: 240 MB, once)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest tests/test_index_ray.py $(ARGS)
 
 sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
 	@$(PY) -m pytest -m sanitizers tests/test_sanitizers.py $(ARGS)

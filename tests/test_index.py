@@ -92,7 +92,10 @@ def test_the_same_call_goes_on_and_another_is_refused(tmp_path: Path, monkeypatc
         index(tmp_path / "a", out, 10, 32, workers=2)
     with indexing._locked(out), pytest.raises(BlockingIOError, match="another run writes to"):
         index(tmp_path / "a", out, **BUDGET)
-    for arguments, message in (({"path": "nowhere"}, "nowhere"), ({"engine": "steam"}, "engine must be one of 'auto', 'pool'")):
+    for arguments, message in (
+        ({"path": "nowhere"}, "nowhere"),
+        ({"engine": "steam"}, "engine must be one of 'auto', 'pool', 'ray'"),
+    ):
         with pytest.raises(ValueError, match=message):
             index(names, tmp_path / "other", **BUDGET | arguments)
     with pytest.raises(ValueError, match="no pictures"):

@@ -354,7 +354,10 @@ def _add_index(commands: Any) -> None:
     parser.add_argument("--tokens", action="store_true", help="a column with the pixels of the cells too")
     parser.add_argument("--max-size", type=positive, metavar="PX", help="shrink a picture whose longer side exceeds this (never)")
     parser.add_argument(
-        "--engine", choices=("auto", "pool"), default="auto", help="what runs it: pool is processes here (%(default)s)"
+        "--engine",
+        choices=("auto", "pool", "ray"),
+        default="auto",
+        help="what runs it: pool is processes here, ray a cluster; auto is Ray where RAY_ADDRESS names one (%(default)s)",
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="how many processes (as many as cores)")
 

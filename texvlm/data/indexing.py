@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import importlib.util
 import json
 import os
 import re
@@ -18,13 +19,14 @@ import torch
 
 import texvlm
 from texvlm._ext import integer
+from texvlm.data.cluster import map_on_cluster, on_cluster
 from texvlm.data.pool import WorkerDied, map_surviving
 from texvlm.data.selecting import Select
 
 if TYPE_CHECKING:
     from texvlm.paths import CascadeConfig
 
-ENGINES = ("auto", "pool")
+ENGINES = ("auto", "pool", "ray")
 
 ROWS, ROWS_WITH_TOKENS = 1024, 256
 """Of a file: so many are in memory, and are done again when the run is killed."""
@@ -74,7 +76,8 @@ def index(
         query: what is looked for, where the path asks for it.
         tokens: whether the pixels of the cells are kept too.
         max_size: a longer side is shrunk to this many pixels.
-        engine: "pool", processes on this machine; "auto" is the same as yet.
+        engine: "pool", processes on this machine, or "ray", actors over a cluster whose nodes all see the files; "auto" takes Ray where
+            RAY_ADDRESS names a cluster or Ray has been initialised. The rows are the same.
         workers: how many processes; by default as many as there are cores.
         progress: is called with how many are done, and of how many, after each picture.
         **options: further arguments of `texvlm.select`.
@@ -93,14 +96,17 @@ def index(
 
     Raises:
         ValueError: no pictures, arguments that `texvlm.select` refuses, or others than those that the index was begun with.
-        ImportError: pyarrow or Pillow is not installed: pip install 'texvlm[index]'.
+        ImportError: pyarrow or Pillow is not installed: pip install 'texvlm[index]'; or Ray: pip install 'texvlm[scale]'.
         BlockingIOError: another run writes there.
 
     A script that calls it needs an `if __name__ == "__main__":`, as for any pool of processes.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
-    count = len(os.sched_getaffinity(0)) if workers is None else integer("workers", workers, 1)
+    workers = None if workers is None else integer("workers", workers, 1)
+    on_ray = engine == "ray" or (engine == "auto" and on_cluster())
+    if on_ray and importlib.util.find_spec("ray") is None:
+        raise ImportError("engine='ray' needs Ray: pip install 'texvlm[scale]'")
     try:
         import PIL  # noqa: F401
         import pyarrow  # noqa: F401
@@ -115,13 +121,21 @@ def index(
         todo = [name for name in found if name not in there]
         done = broken = 0
         with parts:
-            for name, row in map_surviving(Row(select, tokens), todo, min(count, max(1, len(todo)))):
+            for name, row in _results(Row(select, tokens), todo, workers, on_ray):
                 row = {"path": name, "error": str(row)} if isinstance(row, WorkerDied) else row
                 parts.add(row)
                 done, broken = done + 1, broken + ("error" in row)
                 if progress is not None:
                     progress(done, len(todo))
     return Indexed(done, broken, len(found) - len(todo))
+
+
+def _results(row: Row, todo: list[str], workers: int | None, on_ray: bool) -> Iterator[tuple[str, Any]]:
+    if not todo:
+        return iter(())
+    if on_ray:
+        return map_on_cluster(row, todo, workers)
+    return map_surviving(row, todo, min(workers or len(os.sched_getaffinity(0)), len(todo)))
 
 
 def files(pictures: str | PathLike[str] | Iterable[str | PathLike[str]]) -> list[str]:
