@@ -44,7 +44,7 @@ def test_programs_run_with_what_usually_stands_in_them(programs: list[Program]) 
         else:
             refused.append((program.text, errors[0]))
     assert not [r for r in refused if "files." not in r[0] and "pack_cells" not in r[0]], refused
-    assert len(refused) < 12, refused
+    assert len(refused) < 16, refused
 
 
 def test_a_call_is_the_same_for_its_number_and_runs_as_printed(programs: list[Program]) -> None:

@@ -90,7 +90,12 @@ BAD = [
         lambda: (torch.zeros(1, 3, 3, dtype=torch.int64), 2**62),
         r"n must be at least 1 and below 2\^31, got",
     ),
-    Bad("superpixel_channels", "none", lambda: (torch.zeros(1, 3, 3, dtype=torch.int64), -1), "n must be at least 1, got -1"),
+    Bad(
+        "superpixel_channels",
+        "none",
+        lambda: (torch.zeros(1, 3, 3, dtype=torch.int64), -1),
+        r"n must be at least 1 and below 2\^31, got -1",
+    ),
     Bad(
         "boundaries",
         "size",
