@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -139,7 +138,7 @@ indexing.ROWS = 8
 def seen(done, total):
     if done == 20:
         os.kill(os.getpid(), signal.SIGKILL)
-indexing.index({str(tmp_path / "a")!r}, {str(tmp_path / "out")!r}, engine="ray", progress=seen, **{json.loads(json.dumps(BUDGET))!r})
+indexing.index({str(tmp_path / "a")!r}, {str(tmp_path / "out")!r}, engine="ray", progress=seen, **{BUDGET!r})
 """
     killed = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=90)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
