@@ -117,9 +117,10 @@ ChannelInputs compute_inputs(const char* op, const Tensor& image, at::IntArrayRe
   r.given = check_given(op, image, given, given_channels);
   for (const int64_t c : channels)
     if (place_of(given_channels, c) < 0) r.formulas.push_back(c);
-  if (wants(r.formulas, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kEdgeDistance}))
+  if (place_of(given_channels, kCluster) < 0) std::erase(r.formulas, kBoundary);  // which is that of these labels
+  if (wants(r.formulas, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kEdgeDistance, kBoundary}))
     r.picture.luma = luma_plane(r.picture.image);
-  if (wants(r.formulas, {kEdge, kEdgeDistance})) r.picture.edge = edge_plane(r.picture.luma);
+  if (wants(r.formulas, {kEdge, kEdgeDistance, kBoundary})) r.picture.edge = edge_plane(r.picture.luma);
   return r;
 }
 
@@ -133,10 +134,9 @@ Tensor contrast_plane(const Picture& picture) {
 
 // Distance to the pixels whose edge is above the threshold, over the diagonal.
 template <class A>
-Tensor distance_plane(const Picture& picture) {
+Tensor distance_plane(const Picture& picture, const Tensor& threshold) {
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = picture.edge.device();
-  const Tensor threshold = edge_threshold(picture.edge);
   Tensor out = new_tensor({batch, height, width}, picture.edge.scalar_type(), device);
   run_distance(device, batch, height, width,
                AboveMask<A>{pointer<const A>(picture.edge), pointer<const double>(threshold), height, width},
@@ -157,17 +157,19 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
     using S = typename decltype(picture_tag)::type;
     using A = Acc<S>;
     const auto view = [](const Tensor& plane) -> const A* { return plane.defined() ? pointer<const A>(plane) : nullptr; };
-    Tensor contrast, distance, map;
+    Tensor contrast, distance, map, threshold;
     if (wants(r.formulas, {kSaliency})) map = salience_map(picture);
     if (wants(r.formulas, {kContrastEdge})) contrast = contrast_plane<A>(picture);
-    if (wants(r.formulas, {kEdgeDistance})) distance = distance_plane<A>(picture);
+    if (wants(r.formulas, {kEdgeDistance, kBoundary})) threshold = edge_threshold(picture.edge);
+    if (wants(r.formulas, {kEdgeDistance})) distance = distance_plane<A>(picture, threshold);
     ChannelPlanes<A> planes{view(picture.luma),
                             view(picture.edge),
                             view(contrast),
                             view(distance),
                             map.defined() ? enlarged<A>(map, height, width) : Enlarged<A>{},
                             view(r.fixation),
-                            {}};
+                            {},
+                            threshold.defined() ? pointer<const double>(threshold) : nullptr};
     size_t at = 0;
     for (const Tensor& tensor : r.given) {
       const int64_t h = tensor.size(2), w = tensor.size(3);

@@ -28,7 +28,7 @@ struct Cells {
   Tensor query;
 
   Cells(const char* op, const Tensor& data, const Tensor& cells, const TextureArgs& of, int64_t cell_, int64_t samples_,
-        const Names& names, at::IntArrayRef firsts, Maybe query_, at::IntArrayRef lights) {
+        const Names& names, at::IntArrayRef firsts, Maybe query_, at::IntArrayRef lights, at::ArrayRef<double> weights) {
     const auto [table, all] = check_texture(op, data, of);
     levels = table, reducers = all, cell = cell_, samples = samples_;
     check_shape(op, "cells", cells, "[B, n]", {-1, -1});
@@ -51,6 +51,8 @@ struct Cells {
       query = query.contiguous();
     }
     read_terms(op, strings(names), firsts, lights, data.size(2));
+    TEXVLM_CHECK(weights.empty() || weights.size() == terms.size(), op, "weights",
+                 "none, or one for each term (" + std::to_string(terms.size()) + ")", weights.size(), " of them");
   }
 
   void read_terms(const char* op, const std::vector<std::string>& names, at::IntArrayRef firsts, at::IntArrayRef lights,
@@ -107,9 +109,11 @@ struct Cells {
 };
 
 Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs& of, int64_t cell, int64_t samples, Names terms,
-                     at::IntArrayRef channels, Maybe query, at::IntArrayRef lights) {
-  const Cells c("cell_features", data, cells, of, cell, samples, terms, channels, query, lights);
-  Tensor out = new_tensor({c.batch, c.count, static_cast<int64_t>(c.terms.size())}, acc_dtype(data.scalar_type()), data.device());
+                     at::IntArrayRef channels, Maybe query, at::IntArrayRef lights, at::ArrayRef<double> weights) {
+  const Cells c("cell_features", data, cells, of, cell, samples, terms, channels, query, lights, weights);
+  std::vector<int64_t> sizes{c.batch, c.count};
+  if (weights.empty()) sizes.push_back(static_cast<int64_t>(c.terms.size()));
+  Tensor out = new_tensor(sizes, acc_dtype(data.scalar_type()), data.device());
   if (c.terms.empty()) return out;
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -125,6 +129,8 @@ Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs&
     f.rows_at_once = samples >= kChunk ? 1 : kChunk / samples;
     f.statistics = c.statistics;
     f.entropy_too = c.entropy_too;
+    f.weighed = !weights.empty();
+    std::transform(weights.begin(), weights.end(), f.weight, [](double weight) { return static_cast<A>(weight); });
     for (const Term& term : c.terms)
       f.all_moments =
           f.all_moments || term.what == Statistic::max || term.what == Statistic::min || term.what == Statistic::variance;
@@ -151,11 +157,15 @@ Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs&
 std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tensor& data, const Tensor& cells,
                                                   const TextureArgs& of, int64_t cell, int64_t samples, Names terms,
                                                   at::IntArrayRef channels, Maybe query, at::IntArrayRef lights,
-                                                  std::array<bool, 2> mask) {
+                                                  at::ArrayRef<double> weights, std::array<bool, 2> mask) {
   const char* op = "cell_features_backward";
-  const Cells c(op, data, cells, of, cell, samples, terms, channels, query, lights);
+  const Cells c(op, data, cells, of, cell, samples, terms, channels, query, lights, weights);
   const at::ScalarType acc = acc_dtype(data.scalar_type());
-  check_shape(op, "grad", grad, "[B, n, terms]", {c.batch, c.count, static_cast<int64_t>(c.terms.size())});
+  if (weights.empty()) {
+    check_shape(op, "grad", grad, "[B, n, terms]", {c.batch, c.count, static_cast<int64_t>(c.terms.size())});
+  } else {
+    check_shape(op, "grad", grad, "[B, n]", {c.batch, c.count});
+  }
   check_dtype(op, "grad", grad, acc, "");
   check_same_device(op, "grad", grad, data);
   const bool by_query = mask[1] && c.dims > 0;
@@ -198,7 +208,8 @@ std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tens
       CellFeaturesAdjoint<T, 0> f{};
       f.samples = pointer<const T>(patches);
       f.grad = pointer<const A>(grad);
-      f.grad_b = grad.stride(0), f.grad_n = grad.stride(1), f.grad_t = grad.stride(2);
+      f.grad_b = grad.stride(0), f.grad_n = grad.stride(1), f.grad_t = weights.empty() ? grad.stride(2) : 0;
+      for (size_t t = 0; t < c.terms.size(); ++t) f.weight[t] = weights.empty() ? A(1) : static_cast<A>(weights[t]);
       c.describe(f);
       f.grad_samples = pointer<T>(grad_patches);
       f.grad_query = by_query ? pointer<A>(grad_query) : nullptr;

@@ -172,12 +172,13 @@ TORCH_LIBRARY(texvlm, m) {
 
   // features: cells int64 [B, n], row-major in the grid of ceil(H / cell) x ceil(W / cell); terms mean, max, min, variance, rms,
   // cosine (with query [B or 1, D]), entropy, residual; channels: the first channel of each in data; lights: red, green, blue,
-  // for the last two -> [B, n, terms]
+  // for the last two -> [B, n, terms]; weights: of each term, or none -> their weighted sum [B, n]
   m.def("cell_features(Tensor data, Tensor cells, " TEXVLM_TEXTURE
-        ", int cell, int samples, str[] terms, int[] channels, Tensor? query=None, int[] lights=[0, 1, 2]) -> Tensor",
+        ", int cell, int samples, str[] terms, int[] channels, Tensor? query=None, int[] lights=[0, 1, 2], float[] weights=[]) "
+        "-> Tensor",
         compliant);
   m.def("cell_features_backward(Tensor grad, Tensor data, Tensor cells, " TEXVLM_TEXTURE
-        ", int cell, int samples, str[] terms, int[] channels, Tensor? query, int[] lights, *, bool[2] mask) "
+        ", int cell, int samples, str[] terms, int[] channels, Tensor? query, int[] lights, float[] weights, *, bool[2] mask) "
         "-> (Tensor grad_data, Tensor grad_query)",
         compliant);
 
@@ -214,6 +215,8 @@ TORCH_LIBRARY(texvlm, m) {
   // cascade: scores [B, N] -> the k best, values and int64 indices [B, min(k, N)], best first, ties to the lowest index, NaN last
   m.def("select_topk(Tensor scores, SymInt k) -> (Tensor values, Tensor indices)", compliant);
   m.def("select_topk_backward(Tensor grad, Tensor indices, SymInt count) -> Tensor", compliant);
+  // -> what cells int64 [B, N] hold at these places, or the places themselves, in the order of the places: int64 [B, min(k, N)]
+  m.def("keep_topk(Tensor scores, SymInt k, Tensor? cells=None) -> Tensor", compliant);
   // mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond; int64 counts [B]
   m.def("compact(Tensor mask) -> (Tensor, Tensor)", compliant);
 

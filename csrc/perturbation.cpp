@@ -31,7 +31,7 @@ std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& scores, Size k, int64_t 
   const Tensor gate = at::full({batch, samples, kept}, 1.0 / static_cast<double>(samples), scores.options());
   const Tensor indices = new_tensor({batch, samples, kept}, at::kLong, scores.device());
   if (indices.numel() == 0) return {gate, indices};
-  static const auto select = op_handle<std::tuple<Tensor, Tensor>(const Tensor&, SymInt)>("texvlm::select_topk");
+  static const auto keep = op_handle<Tensor(const Tensor&, SymInt, Maybe)>("texvlm::keep_topk");
   const int64_t at_once = std::clamp<int64_t>(kNoisyBytes / (count * scores.element_size()), 1, rows);
   const Tensor noisy = new_tensor({at_once, count}, scores.scalar_type(), scores.device());
   const Tensor flat = indices.view({rows, kept});
@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& scores, Size k, int64_t 
                                 scores.stride(1), count, first, samples, static_cast<T>(sigma), static_cast<uint64_t>(seed),
                                 pointer<T>(noisy));
     });
-    flat.narrow(0, first, here).copy_(std::get<0>(std::get<1>(select.call(noisy.narrow(0, 0, here), kept)).sort(1)));
+    flat.narrow(0, first, here).copy_(keep.call(noisy.narrow(0, 0, here), kept, std::nullopt));
   }
   return {gate, indices};
 }

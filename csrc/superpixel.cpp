@@ -135,8 +135,7 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   const Rect all{batch, 0, cells.height, 0, cells.width};
   const Tensor planes = new_tensor({batch, 3, cells.height, cells.width}, at::kInt, device);
   for_each_pixel<LabPlanes<S>::template For, int32_t>(device, all, Work{1, int64_t{4} << (2 * plan.level)}, picture,
-                                                      pointer<int32_t>(planes));
-  for_each_pixel<StartCells, int32_t>(device, all, Work{}, cells, pointer<int32_t>(r.labels));
+                                                      pointer<int32_t>(planes), cells, pointer<int32_t>(r.labels));
   const Tensor sums = new_tensor({batch, count, kModel}, at::kLong, device);
   const auto measure = [&] {
     for_each_item<RegionModel, int32_t>(device, batch, count, 27 * pixels / count, cells, pointer<const int32_t>(r.labels),

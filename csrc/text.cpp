@@ -36,22 +36,23 @@ Tensor text_map(const Tensor& image, const Tensor& weights) {
                                                  texture_view<A>(pyramid, levels));
     build_mipmaps(pyramid, levels, check_reducers("text_regions", {"mean"}, 1));
     const Rect cells{batch, 0, rows, 0, columns};
-    for (int slot = 0; slot < kTextLevels; ++slot) {
-      const int level = std::min(slot, count - 1);
-      for_each_pixel<TextStatistics, A>(device, cells, Work{1, kLevelStatistics << (2 * (4 - level))},
-                                        texture_view<const A>(pyramid, levels), level, slot, pointer<A>(statistics), rows,
-                                        columns);
-    }
+    for_each_pixel<TextStatistics, A>(device, cells, Work{kTextLevels, kLevelStatistics << 8},
+                                      texture_view<const A>(pyramid, levels), pointer<A>(statistics), rows, columns);
     const A* layer_weights = pointer<const A>(parameters);
     for (const TextLayerShape& shape : kTextNetwork) {
+      const TextLayer<A, 0> layer{pointer<const A>(value), layer_weights, nullptr, shape, value.size(1), rows, columns};
+      if (shape.outputs == 1) {
+        for_each_pixel<TextScore, A>(device, cells, Work{1, 16}, layer, pointer<const A>(statistics), pointer<A>(map), rows,
+                                     columns);
+        break;
+      }
       const Tensor out = new_tensor({batch, shape.outputs, rows, columns}, dtype, device);
-      for_each_pixel<TextLayer, A>(device, cells, Work{shape.outputs, shape.weights()}, pointer<const A>(value), layer_weights,
-                                   pointer<A>(out), shape, value.size(1), rows, columns, shape.outputs > 1);
+      auto into = layer;
+      into.out = pointer<A>(out);
+      for_each_pixel<TextLayer, A>(device, cells, Work{shape.outputs, shape.weights()}, into);
       layer_weights += shape.weights() + shape.outputs;
       value = out;
     }
-    for_each_pixel<TextScore, A>(device, cells, Work{1, 16}, pointer<const A>(value), pointer<const A>(statistics),
-                                 pointer<A>(map), rows, columns);
   });
   return map;
 }

@@ -106,6 +106,10 @@ _CALLED_BY = {
     "enlarge": ("update_saliency", "Planes [B, h, w], read bilinearly at the pixels of height x width."),
     "fovea_tokens": ("sample_foveated", "Where the tokens of a layout lie around fixations, and at which level of detail."),
     "generate_mipmaps_gl": ("gl.generate", ""),
+    "keep_topk": (
+        "topk",
+        "The k best of each row in the order of their places: what `cells` holds there, or the places themselves.",
+    ),
     "select_topk": ("topk", ""),
 }
 """The public function over an op of another name, and what the op does where that is not what the function does."""

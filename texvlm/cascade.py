@@ -234,6 +234,11 @@ def _(grad: Tensor, indices: Tensor, count: int) -> Tensor:
     return grad.new_empty((grad.shape[0], count))
 
 
+@fake("keep_topk")
+def _(scores: Tensor, k: int) -> Tensor:
+    return scores.new_empty((scores.shape[0], torch.sym_min(k, scores.shape[1])), dtype=torch.int64)
+
+
 @fake("compact")
 def _(mask: Tensor) -> tuple[Tensor, Tensor]:
     return mask.new_empty(mask.shape, dtype=torch.int64), mask.new_empty(mask.shape[:1], dtype=torch.int64)

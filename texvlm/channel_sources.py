@@ -195,8 +195,14 @@ class Sources:
             if len(names) < len(CLUSTERS):
                 planes = torch.stack([planes[:, CLUSTERS.index(name)] for name in names], 1)
             self._add(names, planes, note)
-        if self.lacks("boundary"):
+        if not self.lacks("boundary"):
+            return
+        self.notes["boundary"] = f"{note} and edges"
+        if n > 1 << 24:  # float32 does not tell these labels apart
             self._add(("boundary",), boundaries(picture, labels=labels)[:, None], f"{note} and edges")
+        elif "cluster" not in self.names:  # the op finds the borders of labels, and has the edges
+            self.planes.append(labels[:, None].float())
+            self.names.append("cluster")
 
     def add_text(self) -> None:
         """Where there is writing."""

@@ -73,6 +73,7 @@ def cell_features(
     cell: int = 16,
     samples: int | None = None,
     query: Tensor | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Tensor:
     """What cells of the picture's grid hold, as numbers: the features that the cascade weighs, and that a scorer can learn to.
 
@@ -95,13 +96,14 @@ def cell_features(
         cell: side of a cell in pixels.
         samples: along a side; by default every pixel.
         query: [B, D] or [D], for "cosine": see `Embedding.query`.
+        weights: one for each term, to have them added up, in their order, without a tensor of each.
 
     Returns:
-        [B, n, terms], float32 (float64 for double). Differentiable in the texels and the query, but for entropy and residual; max and
+        [B, n, terms], or with weights [B, n], float32 (float64 for double). Differentiable in the texels and the query, but for entropy and residual; max and
         min give theirs to the first sample that is one. Second derivatives raise.
 
     Raises:
-        ValueError: an unknown term, or a cosine without a query. KeyError: a channel that the texture lacks.
+        ValueError: an unknown term, a cosine without a query, or not as many weights as terms. KeyError: a channel that the texture lacks.
 
     Example:
         >>> import torch, texvlm
@@ -116,6 +118,10 @@ def cell_features(
             raise ValueError(f"query must be [D], [B, D] or [1, D], got {list(query.shape)}")
     names, channels, lights = term_channels(texture, terms, 0 if query is None else query.shape[-1])
     cell = integer("cell", cell)
+    if weights is not None and len(weights) != len(names):
+        raise ValueError(f"weights must be one for each of {len(names)} terms, got {len(weights)}")
+    if weights is not None and not names:
+        return texture.data.new_zeros(cells.shape, dtype=acc_dtype(texture.data.dtype))
     return ops.cell_features(
         texture.data,
         cells,
@@ -129,12 +135,13 @@ def cell_features(
         channels,
         query,
         lights,
+        [] if weights is None else [float(weight) for weight in weights],
     )
 
 
 @fake("cell_features")
-def _(data: Tensor, cells: Tensor, terms: Sequence[str]) -> Tensor:
-    return data.new_empty((*cells.shape, len(terms)), dtype=acc_dtype(data.dtype))
+def _(data: Tensor, cells: Tensor, terms: Sequence[str], weights: Sequence[float]) -> Tensor:
+    return data.new_empty((*cells.shape, *([] if weights else [len(terms)])), dtype=acc_dtype(data.dtype))
 
 
 fake_gradients("cell_features")

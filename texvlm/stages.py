@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, ops
+from texvlm._ext import ops
 from texvlm.allocation import colours, node_values
 from texvlm.features import all_cells, cell_features, node_features
 from texvlm.footprint import sample_grad
@@ -69,9 +69,9 @@ class Run:
         """`cell_features` of this texture and query."""
         return cell_features(self.texture, cells, terms, self.cell, samples, self.query)
 
-    def each_feature(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Sequence[Tensor]:
-        """The features one by one, [B, n] each."""
-        return self.features(cells, samples, terms).unbind(-1)
+    def weighed(self, cells: Tensor, samples: int, terms: Mapping[str, float]) -> Tensor:
+        """The features added up with their weights, in their order, [B, n]."""
+        return cell_features(self.texture, cells, list(terms), self.cell, samples, self.query, list(terms.values()))
 
     def everything(self) -> Tensor:
         """All cells, [B, N]."""
@@ -93,15 +93,9 @@ class Run:
         else:
             terms = {term: weight for term, weight in terms.items() if weight != 0}
             reading = terms.pop("reading", 0.0)
-            parts = list(zip(terms.values(), self.each_feature(cells, samples, list(terms)))) if terms else []
+            scores = self.weighed(cells, samples, terms) if terms or not reading else torch.zeros((), device=cells.device)
             if reading:
-                parts.append((reading, self.reading().gather(1, cells.clamp(min=0))))
-            if not parts:
-                parts.append((0.0, torch.zeros(cells.shape, dtype=acc_dtype(self.texture.data.dtype), device=cells.device)))
-            (first, feature), *others = parts
-            scores = first * feature
-            for weight, feature in others:
-                scores = scores.add(feature, alpha=weight)
+                scores = scores + reading * self.reading().gather(1, cells.clamp(min=0))
         if self.stayed is not None and config.memory:
             spread = _finite(scores).std(1, correction=0, keepdim=True)
             scores = scores + config.memory * spread * self.stayed.gather(1, cells.clamp(min=0))
@@ -205,9 +199,8 @@ class Run:
                 continue
             scores = self.score(cells, min(samples, self.cell), stage)
             coarse = scores if known == total else coarse
-            best = ops.select_topk(scores, keep)[1]
             # ascending between stages, so that ties go to the lowest cell
-            cells = (best if known == total else cells.gather(1, best)).sort(dim=1).values
+            cells = ops.keep_topk(scores, keep, None if known == total else cells)
             known = keep
         scores = self.score(cells, self.cell, stage + 1)
         if config.budget == "adaptive" and coarse is None:

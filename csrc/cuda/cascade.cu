@@ -1,7 +1,7 @@
 // Exact selection of the best k, and compaction.
 //
 // Both ways find the k-th best key digit by digit, from the top (radix select), take the winners in the order of their indices,
-// and sort them stably: best first, ties by the lowest index, NaN last.
+// and sort them stably: best first, ties by the lowest index, NaN last. Where the order of the indices is asked for, that is all.
 //   Rows of up to 2^15 scores and k up to 2048: one launch, a block per row, winners sorted in shared memory.
 //   Longer rows: selection, compaction and sort by launches over the whole device; with k = N there is nothing to select.
 // Bytes moved: the scores once per digit (from the L2 cache where they fit) and once more, then the k winners.
@@ -77,7 +77,8 @@ __global__ void __launch_bounds__(kRowThreads) topk_row_kernel(TopKView<T> view,
         __syncthreads();
       }
     }
-    // Winners of a row that is sorted as a whole are all; else in the order of their indices, those below the limit first.
+    // Winners of a row that is sorted as a whole are all; else in the order of their indices, and where they are to be sorted,
+    // those below the limit first.
     unsigned below = 0, equal = 0;
     for (int first = 0; first < count; first += kRowThreads) {
       const int i = first + me;
@@ -89,10 +90,21 @@ __global__ void __launch_bounds__(kRowThreads) topk_row_kernel(TopKView<T> view,
       const bool less = i < count && key < limit.limit, same = i < count && key == limit.limit;
       unsigned all;  // both counts in one scan: at most 512 each
       const unsigned before = block_exclusive<kRowThreads>(less ? 0x10000u : same ? 1u : 0u, all);
-      const unsigned slot = less ? below + (before >> 16) : static_cast<unsigned>(k) - limit.equal + equal + (before & 0xffffu);
-      if (less || (same && equal + (before & 0xffffu) < limit.equal)) keys[slot] = key, places[slot] = static_cast<unsigned>(i);
+      const unsigned under = below + (before >> 16), alike = equal + (before & 0xffffu);
+      if (less || (same && alike < limit.equal)) {
+        if (view.ordered()) {
+          const unsigned slot = less ? under : static_cast<unsigned>(k) - limit.equal + alike;
+          keys[slot] = key, places[slot] = static_cast<unsigned>(i);
+        } else {
+          view.indices[b * view.k + under + (alike < limit.equal ? alike : limit.equal)] = view.cell(b, i);
+        }
+      }
       below += all >> 16;
       equal += all & 0xffffu;
+    }
+    if (!view.ordered()) {
+      for (int i = me; k == count && i < count; i += kRowThreads) view.indices[b * view.k + i] = view.cell(b, i);
+      continue;
     }
     for (int i = k + me; i < padded; i += kRowThreads) keys[i] = ~Bits(0), places[i] = ~0u;
     __syncthreads();
@@ -167,7 +179,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The winners in the order of their indices, those below the limit first: both counts in one scan.
+// The winners in the order of their indices, and where they are to be sorted, those below the limit first: both counts in one
+// scan.
 template <class T>
 struct TakeWinners {
   using Value = unsigned long long;
@@ -187,7 +200,16 @@ struct TakeWinners {
     if (found) {
       const unsigned equal = static_cast<unsigned>(before & 0xffffffffu), wanted = found[b].equal;
       if (own == 0 || (own == 1 && equal >= wanted)) return;
-      slot = own == 1 ? view.k - wanted + equal : static_cast<int64_t>(before >> 32);
+      slot = static_cast<int64_t>(before >> 32);
+      if (!view.ordered()) {
+        slot += equal < wanted ? equal : wanted;
+      } else if (own == 1) {
+        slot = view.k - wanted + equal;
+      }
+    }
+    if (!view.ordered()) {
+      view.indices[b * view.k + slot] = view.cell(b, i);
+      return;
     }
     out.keys[b * view.k + slot] = key(b, i);
     out.values[b * view.k + slot] = static_cast<uint32_t>(i);
@@ -275,6 +297,7 @@ void topk(const TopKView<T>& view, int64_t batch, void* workspace, void* stream)
     }
   }
   scan(TakeWinners<T>{view, all ? nullptr : w.found, w.winners}, batch, view.count, w.sums, stream);
+  if (!view.ordered()) return;
   sort_pairs(w.winners, w.spare, batch, view.k, w.sort, stream);
   const dim3 grid(at_most(ceil_div(view.k, kThreads), 1 << 20), at_most(batch, kMaxGridYZ));
   launch(topk_write_kernel<T>, grid, kThreads, 0, stream, view, static_cast<const uint32_t*>(w.winners.values), batch);

@@ -144,7 +144,6 @@ void sweep_borders(const typename MoveBorders<Lab>::template For<int32_t, 0>& mo
 }
 
 TEXVLM_QUERIES(LabTable<int32_t, 0>);
-TEXVLM_TEXELS(StartCells<int32_t, 0>);
 TEXVLM_QUERIES(RegionModel<int32_t, 0>);
 TEXVLM_ROWS_REDUCED(PictureWeights<int64_t, 0>);
 TEXVLM_QUERIES(TouchingRegions<int32_t, 0>);

@@ -9,13 +9,19 @@ namespace texvlm {
 
 // ---- the best k ----
 
-// Scores [B, N], any strides, and the best k of each row: best first, ties to the lowest index.
+// Scores [B, N], any strides, and the best k of each row: best first, ties to the lowest index. Without `values` they are in the
+// order of their indices, and written is what `cells` holds there, if it is given.
 template <class T>
 struct TopKView {
   const T* scores;
   int64_t stride_b, stride_n, count, k;
   T* values;
   int64_t* indices;
+  const int64_t* cells = nullptr;  // [B, N], any strides
+  int64_t cells_b = 0, cells_n = 0;
+
+  TEXVLM_HD bool ordered() const { return values != nullptr; }
+  TEXVLM_HD int64_t cell(int64_t b, int64_t i) const { return cells ? cells[b * cells_b + i * cells_n] : i; }
 };
 
 // Gradient of the values: each goes to the place it came from. grad, indices [B, k] contiguous; out [B, N] is
@@ -126,14 +132,24 @@ struct SelectRow {
     }
 
     const Key limit = static_cast<Key>(threshold ^ kTop);
+    int64_t* TEXVLM_RESTRICT indices = view.indices + b * k;
     int64_t won = 0;
+    if (!view.ordered()) {
+      int64_t equal = exact ? k : k - count_from(keys, count, limit + 1);  // so many of those at the limit stay
+      for (int64_t i = 0; won < k; ++i) {
+        const bool same = keys[i] == limit;
+        indices[won] = view.cell(b, i);
+        won += keys[i] > limit || (same && equal > 0);
+        equal -= same;
+      }
+      return;
+    }
     const Key from = exact ? limit : limit + 1;  // not exact: fewer than k keys are above the limit, so it is not the largest key
     for (int64_t i = 0; i < count; ++i) {
       entries[won] = {~(static_cast<Bits>(keys[i]) ^ kTop), static_cast<Bits>(i)};
       won += keys[i] >= from;
     }
     entries = sort(entries, spare, won);
-    int64_t* TEXVLM_RESTRICT indices = view.indices + b * k;
     for (int64_t j = 0; j < won; ++j) indices[j] = static_cast<int64_t>(entries[j].index);
     for (int64_t i = 0; won < k; ++i) {
       indices[won] = i;

@@ -8,6 +8,7 @@
 #include "contrast.h"
 #include "given.h"
 #include "rarity.h"
+#include "regions.h"
 
 namespace texvlm {
 
@@ -30,6 +31,7 @@ enum Channel : int8_t {
   kFixationHistory = 17,
   kEdgeDistance = 34,
   kGazeHistory = 37,
+  kBoundary = 38,
   kText = 39,
 };
 
@@ -185,6 +187,7 @@ struct ChannelPlanes {
   Enlarged<A> salience;
   const A* fixation;  // [B, 2] uv, or null
   Given<A> given[kChannels];
+  const double* threshold = nullptr;  // [B], of edges, where a channel asks
 };
 
 template <class S>
@@ -262,6 +265,16 @@ struct ChannelTexels {
         }
         case kEdgeDistance:
           return copy(planes.distance + at);
+        case kBoundary: {
+          const Given<A>& labels = planes.given[kCluster];
+          if (!labels.plane) break;
+          const auto label = [&](int64_t v, int64_t u) { return labels.at(b, v, u, height, width); };
+          for (int j = 0; j < n; ++j)
+            out[j] = static_cast<double>(planes.edge[at + j]) > planes.threshold[b] && at_border(y, x + j, height, width, label)
+                         ? A(1)
+                         : A(0);
+          return;
+        }
         default:
           break;
       }

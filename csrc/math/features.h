@@ -155,24 +155,25 @@ struct CellFeatures {
   int64_t stride_b, stride_n;
   const A* query;  // [B or 1, dims]
   int64_t query_b;
-  A* out;                                                     // [B, n, terms]
+  A* out;                                                     // [B, n, terms], or [B, n], their weighted sum
   int64_t count, rows, columns, cell, samples, rows_at_once;  // rows_at_once: of samples, in a run
   int terms, statistics, dims;
-  bool entropy_too, all_moments;
+  bool entropy_too, all_moments, weighed;
   bool any_nearest;
   bool aligned;  // every sample lies on a texel centre of level `level.l0`
   LevelLerp<A> level;
   int nearest_level;
   Term term[kMaxTerms];
+  A weight[kMaxTerms];
   int32_t channel[kMaxSlots];
   bool nearest[kMaxSlots];
   EntropyTable<A> table;
 
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
     const int64_t id = cells[b * stride_b + n * stride_n];
-    A* const target = out + (b * count + n) * terms;
+    A* const target = out + (b * count + n) * (weighed ? 1 : terms);
     if (id < 0 || id >= rows * columns) {
-      for (int t = 0; t < terms; ++t) target[t] = static_cast<A>(NAN);
+      for (int t = 0; t < (weighed ? 1 : terms); ++t) target[t] = static_cast<A>(NAN);
       return;
     }
     const T* const texels = texture.data + b * texture.batch_stride;
@@ -195,22 +196,21 @@ struct CellFeatures {
       const int n = read(texels, cy, cx, Run{kSamplesAround, kSamplesAround}, statistics, statistics + 3, values);
       histogram.add(values, n);
     }
+    A sum = 0;
     for (int t = 0; t < terms; ++t) {
       const Moments<A>* const m = moments + term[t].slot;
-      switch (term[t].what) {
-        case Statistic::entropy:
-          target[t] = entropy_of(histogram);
-          break;
-        case Statistic::cosine:
-          target[t] = cosine(m, query + b * query_b);
-          break;
-        case Statistic::residual:
-          target[t] = residual(texels, cy, cx);
-          break;
-        default:
-          target[t] = m->of(term[t].what, places);
+      const Statistic what = term[t].what;
+      const A value = what == Statistic::entropy    ? entropy_of(histogram)
+                      : what == Statistic::cosine   ? cosine(m, query + b * query_b)
+                      : what == Statistic::residual ? residual(texels, cy, cx)
+                                                    : m->of(what, places);
+      if (!weighed) {
+        target[t] = value;
+      } else {
+        sum = t ? sum + weight[t] * value : weight[t] * value;
       }
     }
+    if (weighed) *target = sum;
   }
 
   // An axis of the grid of samples in the two levels around the LOD, settled, and nearest for channels of the reducer
@@ -356,7 +356,7 @@ template <class T, int C>
 struct CellFeaturesAdjoint {
   using A = Acc<T>;
   const T* samples;  // [B, n, channels, places]
-  const A* grad;     // [B, n, terms], any strides
+  const A* grad;     // [B, n, terms], any strides; grad_t is 0 where it is of their sum
   int64_t grad_b, grad_n, grad_t;
   const A* query;
   int64_t query_b;
@@ -365,7 +365,10 @@ struct CellFeaturesAdjoint {
   int64_t count, places, channels;
   int terms, slots, dims;
   Term term[kMaxTerms];
+  A weight[kMaxTerms];  // of each term in the sum, 1 where there is none
   int32_t channel[kMaxSlots];
+
+  TEXVLM_HD A grad_of(int64_t b, int64_t n, int t) const { return weight[t] * grad[b * grad_b + n * grad_n + t * grad_t]; }
 
   TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
     const T* const cell = samples + (b * count + n) * channels * places;
@@ -386,7 +389,7 @@ struct CellFeaturesAdjoint {
     for (int s = 0; s < slots; ++s) base[s] = slope[s] = A(0);
     for (int t = 0; t < terms; ++t) {
       const int s = term[t].slot;
-      const A g = grad[b * grad_b + n * grad_n + t * grad_t];
+      const A g = grad_of(b, n, t);
       switch (term[t].what) {
         case Statistic::mean:
           base[s] += g / many;
@@ -416,7 +419,7 @@ struct CellFeaturesAdjoint {
       A at_most = 0, at_least = 0;
       for (int t = 0; t < terms; ++t) {
         if (term[t].slot != s) continue;
-        const A g = grad[b * grad_b + n * grad_n + t * grad_t];
+        const A g = grad_of(b, n, t);
         if (term[t].what == Statistic::max) at_most += g;
         if (term[t].what == Statistic::min) at_least += g;
       }

@@ -82,7 +82,15 @@ struct RegionPlanes {
 
 // ---- boundaries ----
 
-// 1 where a 4-neighbour has another label and the edge is above the picture's threshold.
+// Whether a 4-neighbour of a pixel has another label; label(y, x) of the pixels of a picture.
+template <class Label>
+TEXVLM_HD bool at_border(int64_t y, int64_t x, int64_t height, int64_t width, const Label& label) {
+  const auto own = label(y, x);
+  return (y > 0 && label(y - 1, x) != own) || (x > 0 && label(y, x - 1) != own) || (x + 1 < width && label(y, x + 1) != own) ||
+         (y + 1 < height && label(y + 1, x) != own);
+}
+
+// 1 at the borders whose edge is above the picture's threshold.
 template <class A>
 struct ObjectBoundary {
   template <class T, int C>
@@ -94,9 +102,9 @@ struct ObjectBoundary {
     int64_t height, width;
 
     TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-      const int64_t at = (b * height + y) * width + x, k = labels[at];
-      const bool border = (y > 0 && labels[at - width] != k) || (x > 0 && labels[at - 1] != k) ||
-                          (x + 1 < width && labels[at + 1] != k) || (y + 1 < height && labels[at + width] != k);
+      const int64_t* const plane = labels + b * height * width;
+      const int64_t at = (b * height + y) * width + x;
+      const bool border = at_border(y, x, height, width, [&](int64_t v, int64_t u) { return plane[v * width + u]; });
       out[at] = static_cast<T>(border && static_cast<double>(edge[at]) > threshold[b]);
     }
   };

@@ -38,6 +38,7 @@ struct Cells {
   TEXVLM_HD static int64_t first(int64_t cell, int64_t size, int64_t cells) {  // the first pixel of a cell
     return (2 * size * cell + cells - 1) / (2 * cells);
   }
+  TEXVLM_HD int64_t own(int64_t y, int64_t x) const { return of(y, height, rows) * columns + of(x, width, columns); }
   // The pixels that may have label k: those of the cells around it.
   struct Window {
     int64_t y0, y1, x0, x1;
@@ -53,15 +54,61 @@ struct Cells {
   }
 };
 
-// Every pixel in its own cell.
-template <class T, int C>
-struct StartCells {
-  Cells cells;
-  T* labels;
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    labels[(b * cells.height + y) * cells.width + x] =
-        static_cast<T>(Cells::of(y, cells.height, cells.rows) * cells.columns + Cells::of(x, cells.width, cells.columns));
-  }
+// The pixels of the coarse level in integer Lab, each in its own cell.
+template <class S>
+struct LabPlanes {
+  template <class T, int C>
+  struct For {
+    PictureLab<S> lab;
+    T* planes;  // [B, 3, h, w]
+    Cells cells;
+    T* labels;  // [B, h, w]: every pixel in its own cell
+
+    static constexpr int kChunk = 512;
+
+    TEXVLM_HD void store(int64_t b, int64_t y, int64_t x, const Colour& colour) const {
+      const int64_t h = lab.rows(), w = lab.columns();
+      for (int c = 0; c < 3; ++c) planes[((b * 3 + c) * h + y) * w + x] = colour.v[c];
+      labels[(b * h + y) * w + x] = static_cast<T>(cells.own(y, x));
+    }
+    TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const { store(b, y, x, lab(b, y, x)); }
+
+    TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+      const int level = lab.level, side = 1 << level;
+      const int64_t w = lab.columns(), y0 = y << level, y1 = y + 1 == lab.rows() ? lab.height : (y + 1) << level;
+      int64_t x = x0;
+      const int64_t whole = lab.width % side ? minimum(x1, w - 1) : x1;  // the columns that hold `side` pixels
+      for (; side <= kChunk && lab.width >= side && x < whole;) {
+        const int cells = static_cast<int>(minimum<int64_t>(kChunk >> level, whole - x)), n = cells << level;
+        const int64_t pixels = (y1 - y0) << level;
+        int32_t mean[3][kChunk];
+        for (int c = 0; c < 3; ++c) {
+          int32_t column[kChunk];
+          for (int j = 0; j < n; ++j) column[j] = 0;
+          for (int64_t v = y0; v < y1; ++v) {
+            const S* TEXVLM_RESTRICT p = &lab.image.at(b, c, v, x << level);
+            const int64_t stride = lab.image.stride_x;
+            if (stride == 1) {
+              for (int j = 0; j < n; ++j) column[j] += quantised(p[j]);
+            } else {
+              for (int j = 0; j < n; ++j) column[j] += quantised(p[j * stride]);
+            }
+          }
+          for (int j = 0; j < cells; ++j) {
+            int64_t sum = 0;
+            for (int k = 0; k < side; ++k) sum += column[(j << level) + k];
+            mean[c][j] = static_cast<int32_t>((2 * sum + pixels) / (2 * pixels));
+          }
+        }
+        for (int j = 0; j < cells; ++j) {
+          const int32_t rgb[3] = {mean[0][j], mean[1][j], mean[2][j]};
+          store(b, y, x + j, integer_lab(lab.table, rgb));
+        }
+        x += cells;
+      }
+      for (; x < x1; ++x) (*this)(b, y, x, 0, 1);
+    }
+  };
 };
 
 TEXVLM_HD int64_t rounded_mean(int64_t sum, int64_t n) { return (2 * sum + n) / (2 * n); }

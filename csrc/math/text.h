@@ -79,25 +79,27 @@ TEXVLM_HD void stroke_terms(A v, A l2, A l1, A r1, A r2, A u2, A u1, A d1, A d2,
   add(10, maximum(v - maximum(u2, d2), A(0)));
 }
 
-// Texel (y, x) is a cell; `level` of the texture is measured for statistics [slot * kLevelStatistics, ...) of `out`
-// [B, kTextStatistics + 1, rows, columns], as the network reads them. Slot 0 also writes how far the mean is above the smallest
-// and below the largest value, and, as the last plane, the plain mean |gx| + |gy|. A cell that reaches beyond the last texel of
-// the level is moved back inside: all cells have as many texels, since the statistics of a few rows or columns mislead.
+// Texel (y, x) is a cell, whose channels are the slots: a level of the texture is measured for statistics [slot *
+// kLevelStatistics,
+// ...) of `out` [B, kTextStatistics + 1, rows, columns], as the network reads them; where the levels run out, the last one again.
+// Slot 0 also writes how far the mean is above the smallest and below the largest value, and, as the last plane, the plain mean
+// |gx| + |gy|. A cell that reaches beyond the last texel of the level is moved back inside: all cells have as many texels, since
+// the statistics of a few rows or columns mislead.
 template <class T, int C>
 struct TextStatistics {
   TextureView<const T> texture;
-  int level, slot;
   T* out;
   int64_t rows, columns;
 
+  TEXVLM_HD int level_of(int slot) const { return minimum(slot, texture.levels.count - 1); }
   struct Extent {
     int64_t begin, end;
   };
-  TEXVLM_HD Extent extent(int64_t cell, int64_t size) const {
+  TEXVLM_HD static Extent extent(int64_t cell, int64_t size, int level) {
     const int64_t side = minimum<int64_t>(kTextCell >> level, size), begin = minimum(cell * side, size - side);
     return {begin, begin + side};
   }
-  TEXVLM_HD const T* line(int64_t b, int64_t y) const {
+  TEXVLM_HD const T* line(int64_t b, int64_t y, int level) const {
     return texture.texel(b, level, clamp<int64_t>(y, 0, texture.levels.height[level] - 1), 0);
   }
   TEXVLM_HD static T input(T value) { return log2_series(T(1) + T(kTextGain) * maximum(value, T(0))) * T(0.125); }
@@ -106,7 +108,7 @@ struct TextStatistics {
   }
 
   // The sums of a cell of `count` texels to its statistics.
-  TEXVLM_HD void store(int64_t b, int64_t y, int64_t x, T* sum, int64_t count, T total, T low, T high) const {
+  TEXVLM_HD void store(int64_t b, int64_t y, int64_t x, int slot, T* sum, int64_t count, T total, T low, T high) const {
     for (int k = 0; k < kLevelStatistics; ++k) sum[k] /= static_cast<T>(count);
     if (slot == 0) {
       const T mean = total / static_cast<T>(count);
@@ -120,17 +122,22 @@ struct TextStatistics {
     for (int k = 0; k < kLevelStatistics; ++k) *plane(b, slot * kLevelStatistics + k, y, x) = input(sum[k]);
   }
 
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
+    for (int64_t slot = c0; slot < c1; ++slot) measure(b, y, x, static_cast<int>(slot));
+  }
+  TEXVLM_HD void measure(int64_t b, int64_t y, int64_t x, int slot) const {
+    const int level = level_of(slot);
     const int64_t width = texture.levels.width[level];
-    const Extent ey = extent(y, texture.levels.height[level]), ex = extent(x, width);
-    T sum[kLevelStatistics] = {}, total = 0, low = line(b, ey.begin)[ex.begin], high = low;
+    const Extent ey = extent(y, texture.levels.height[level], level), ex = extent(x, width, level);
+    const auto line = [&](int64_t v) { return this->line(b, v, level); };
+    T sum[kLevelStatistics] = {}, total = 0, low = line(ey.begin)[ex.begin], high = low;
     for (int64_t j = ex.begin; j < ex.end; ++j) {
       const int64_t l1 = maximum<int64_t>(j - 1, 0), l2 = maximum<int64_t>(j - 2, 0), r1 = minimum(j + 1, width - 1),
                     r2 = minimum(j + 2, width - 1);
       T column[kLevelStatistics] = {}, column_total = 0;
       for (int64_t i = ey.begin; i < ey.end; ++i) {
-        const T* p = line(b, i);
-        stroke_terms(p[j], p[l2], p[l1], p[r1], p[r2], line(b, i - 2)[j], line(b, i - 1)[j], line(b, i + 1)[j], line(b, i + 2)[j],
+        const T* p = line(i);
+        stroke_terms(p[j], p[l2], p[l1], p[r1], p[r2], line(i - 2)[j], line(i - 1)[j], line(i + 1)[j], line(i + 2)[j],
                      [&](int k, T v) { column[k] += v; });
         column_total += p[j];
         low = minimum(low, p[j]);
@@ -139,12 +146,16 @@ struct TextStatistics {
       for (int k = 0; k < kLevelStatistics; ++k) sum[k] += column[k];
       total += column_total;
     }
-    store(b, y, x, sum, (ey.end - ey.begin) * (ex.end - ex.begin), total, low, high);
+    store(b, y, x, slot, sum, (ey.end - ey.begin) * (ex.end - ex.begin), total, low, high);
   }
 
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    for (int slot = 0; slot < kTextLevels; ++slot) row_of(b, y, x0, x1, slot);
+  }
+  TEXVLM_HD void row_of(int64_t b, int64_t y, int64_t x0, int64_t x1, int slot) const {
+    const int level = level_of(slot);
     const int64_t side = kTextCell >> level, whole = minimum(x1, texture.levels.width[level] / side);
-    const Extent ey = extent(y, texture.levels.height[level]);
+    const Extent ey = extent(y, texture.levels.height[level], level);
     int64_t x = x0;
     for (; x < whole; x += kRun / side) {
       const int64_t begin = x * side, stop = minimum(whole, x + kRun / side);
@@ -153,7 +164,7 @@ struct TextStatistics {
       for (int k = 0; k < kLevelStatistics; ++k)
         for (int j = 0; j < kRun; ++j) column[k][j] = T(0);
       for (int j = 0; j < kRun; ++j) total[j] = T(0);
-      for (int64_t i = ey.begin; i < ey.end; ++i) sums(b, i, begin, n, i == ey.begin, column, total, low, high);
+      for (int64_t i = ey.begin; i < ey.end; ++i) sums(b, i, begin, n, slot, i == ey.begin, column, total, low, high);
       for (int64_t c = x; c < stop; ++c) {
         const int from = static_cast<int>((c - x) * side), to = static_cast<int>(from + side);
         T sum[kLevelStatistics] = {}, all = 0, least = low[from], most = high[from];
@@ -163,25 +174,27 @@ struct TextStatistics {
           least = minimum(least, low[j]);
           most = maximum(most, high[j]);
         }
-        store(b, y, c, sum, (ey.end - ey.begin) * (to - from), all, least, most);
+        store(b, y, c, slot, sum, (ey.end - ey.begin) * (to - from), all, least, most);
       }
     }
-    for (x = maximum(x0, whole); x < x1; ++x) (*this)(b, y, x, 0, 1);
+    for (x = maximum(x0, whole); x < x1; ++x) measure(b, y, x, slot);
   }
 
   // Adds n texels of row i, from column x on.
-  TEXVLM_HD void sums(int64_t b, int64_t i, int64_t x, int n, bool first, T (&column)[kLevelStatistics][kRun], T (&total)[kRun],
-                      T (&low)[kRun], T (&high)[kRun]) const {
+  TEXVLM_HD void sums(int64_t b, int64_t i, int64_t x, int n, int slot, bool first, T (&column)[kLevelStatistics][kRun],
+                      T (&total)[kRun], T (&low)[kRun], T (&high)[kRun]) const {
+    const int level = level_of(slot);
     const int64_t width = texture.levels.width[level];
-    const T* TEXVLM_RESTRICT from = line(b, i);
+    const auto line = [&](int64_t v) { return this->line(b, v, level); };
+    const T* TEXVLM_RESTRICT from = line(i);
     T v[kRun + 2 * kTextReach];  // [j] is column x - kTextReach + j
     const int begin = static_cast<int>(maximum<int64_t>(0, kTextReach - x));
     const int end = static_cast<int>(minimum<int64_t>(n + 2 * kTextReach, width - x + kTextReach));
     for (int j = begin; j < end; ++j) v[j] = from[x - kTextReach + j];
     for (int j = 0; j < begin; ++j) v[j] = v[begin];
     for (int j = end; j < n + 2 * kTextReach; ++j) v[j] = v[end - 1];
-    const T *TEXVLM_RESTRICT u2 = line(b, i - 2) + x, *TEXVLM_RESTRICT u1 = line(b, i - 1) + x;
-    const T *TEXVLM_RESTRICT d1 = line(b, i + 1) + x, *TEXVLM_RESTRICT d2 = line(b, i + 2) + x;
+    const T *TEXVLM_RESTRICT u2 = line(i - 2) + x, *TEXVLM_RESTRICT u1 = line(i - 1) + x;
+    const T *TEXVLM_RESTRICT d1 = line(i + 1) + x, *TEXVLM_RESTRICT d2 = line(i + 2) + x;
     for (int j = 0; j < n; ++j)
       stroke_terms(v[j + 2], v[j], v[j + 1], v[j + 3], v[j + 4], u2[j], u1[j], d1[j], d2[j],
                    [&](int k, T value) { column[k][j] += value; });
@@ -199,7 +212,7 @@ struct TextStatistics {
 
 // ---- the network ----
 
-// One convolution over the grid of cells, borders replicated: out = bias + sum of weight * in, cut off below at 0 if `hidden`.
+// One convolution over the grid of cells, borders replicated: out = bias + sum of weight * in, cut off below at 0.
 // Weights are [outputs, inputs, taps, taps], then the biases; the channels of the call are the outputs.
 template <class T, int C>
 struct TextLayer {
@@ -208,30 +221,31 @@ struct TextLayer {
   T* out;  // [B, outputs, rows, columns]
   TextLayerShape shape;
   int64_t in_planes, rows, columns;
-  bool hidden;
 
   TEXVLM_HD const T* line(int64_t b, int64_t c, int64_t y) const {
     return in + ((b * in_planes + c) * rows + clamp<int64_t>(y, 0, rows - 1)) * columns;
   }
-  TEXVLM_HD T cut(T v) const { return hidden ? maximum(v, T(0)) : v; }
+  TEXVLM_HD static T cut(T v) { return maximum(v, T(0)); }
 
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
+  // Output o before it is cut off.
+  TEXVLM_HD T at(int64_t b, int64_t o, int64_t y, int64_t x) const {
     const int64_t d = shape.dilation, left = maximum<int64_t>(x - d, 0), right = minimum(x + d, columns - 1);
-    for (int64_t o = c0; o < c1; ++o) {
-      T sum = weights[shape.weights() + o];
-      for (int64_t c = 0; c < shape.inputs; ++c) {
-        const T* k = weights + (o * shape.inputs + c) * shape.taps * shape.taps;
-        if (shape.taps == 1) {
-          sum += k[0] * line(b, c, y)[x];
-          continue;
-        }
-        for (int i = 0; i < 3; ++i, k += 3) {
-          const T* p = line(b, c, y + (i - 1) * d);
-          sum += k[0] * p[left] + k[1] * p[x] + k[2] * p[right];
-        }
+    T sum = weights[shape.weights() + o];
+    for (int64_t c = 0; c < shape.inputs; ++c) {
+      const T* k = weights + (o * shape.inputs + c) * shape.taps * shape.taps;
+      if (shape.taps == 1) {
+        sum += k[0] * line(b, c, y)[x];
+        continue;
       }
-      out[((b * shape.outputs + o) * rows + y) * columns + x] = cut(sum);
+      for (int i = 0; i < 3; ++i, k += 3) {
+        const T* p = line(b, c, y + (i - 1) * d);
+        sum += k[0] * p[left] + k[1] * p[x] + k[2] * p[right];
+      }
     }
+    return sum;
+  }
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
+    for (int64_t o = c0; o < c1; ++o) out[((b * shape.outputs + o) * rows + y) * columns + x] = cut(at(b, o, y, x));
   }
 
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
@@ -267,12 +281,12 @@ struct TextLayer {
   static constexpr int kMaxDilation = 2;
 };
 
-// The logistic function of the last layer, faded out where the cell and its neighbours are quiet.
+// The logistic function of the last layer, which has one output, faded out where the cell and its neighbours are quiet.
 template <class T, int C>
 struct TextScore {
-  const T* logits;      // [B, rows, columns]
-  const T* statistics;  // [B, kTextStatistics + 1, rows, columns]
-  T* out;               // [B, rows, columns]
+  TextLayer<T, 0> last;  // its `out` is not used
+  const T* statistics;   // [B, kTextStatistics + 1, rows, columns]
+  T* out;                // [B, rows, columns]
   int64_t rows, columns;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
@@ -282,7 +296,7 @@ struct TextScore {
       for (int64_t j = maximum<int64_t>(x - 1, 0); j <= minimum(x + 1, columns - 1); ++j)
         most = maximum(most, edge[i * columns + j]);
     const int64_t at = (b * rows + y) * columns + x;
-    out[at] = T(1) / (T(1) + std::exp(-logits[at])) * (most / (most + T(kTextQuiet)));
+    out[at] = T(1) / (T(1) + std::exp(-last.at(b, 0, y, x))) * (most / (most + T(kTextQuiet)));
   }
 };
 

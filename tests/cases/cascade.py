@@ -21,6 +21,11 @@ def strided(dtype, g):
     return rand(g, 30, 2, dtype=dtype).t()[:, ::2], 7
 
 
+def of_cells(dtype, g):  # ties, and cells of any strides
+    places = torch.randint(9999, (30, 4), generator=g).t()[::2]
+    return (rand(g, 2, 30, dtype=torch.float64) * 6).round().to(dtype), 11, places
+
+
 def reference_backward(grad, indices, count):
     return torch.zeros(grad.shape[0], count, dtype=grad.dtype).scatter(1, indices, grad)
 
@@ -59,6 +64,20 @@ CASES = [
     Case("select_topk", "273-of-a-long-row", scores(LONG, 273), exact=True),
     Case("select_topk", "3000-of-4096", scores(4096, 3000, batch=3), exact=True),
     Case("select_topk", "all-of-a-long-row", scores(LONG, LONG, batch=1), exact=True),
+    Case("keep_topk", "9-of-20", scores(20, 9), exact=True, inductor=True),
+    Case("keep_topk", "all", scores(7, 7), exact=True),
+    Case("keep_topk", "more-than-there-are", scores(5, 12), exact=True),
+    Case("keep_topk", "none", scores(5, 0), exact=True),
+    Case("keep_topk", "ties", ties, exact=True),
+    Case("keep_topk", "special", special, exact=True),
+    Case("keep_topk", "strided", strided, exact=True),
+    Case("keep_topk", "of-cells", of_cells, exact=True),
+    Case("keep_topk", "all-of-cells", lambda dtype, g: (*of_cells(dtype, g)[:1], 30, of_cells(dtype, g)[2]), exact=True),
+    Case("keep_topk", "empty-batch", scores(5, 2, batch=0), exact=True),
+    Case("keep_topk", "empty-row", scores(0, 2), exact=True),
+    Case("keep_topk", "273-of-a-long-row", scores(LONG, 273), exact=True),
+    Case("keep_topk", "3000-of-4096", scores(4096, 3000, batch=3), exact=True),
+    Case("keep_topk", "all-of-a-long-row", scores(LONG, LONG, batch=1), exact=True),
     Case("compact", "half-of-100", mask_of(100), exact=True, dtypes=ONE, inductor=True),
     Case("compact", "tiles", mask_of(5000, share=0.1), exact=True, dtypes=ONE),
     Case("compact", "one-tile", mask_of(2048, batch=3), exact=True, dtypes=ONE),
@@ -83,6 +102,9 @@ BAD = [
         lambda: (torch.ones(1, 4, dtype=torch.int64), 1),
         "scores must be float32.*got Long",
     ),
+    Bad("keep_topk", "negative-k", lambda: (torch.rand(1, 4), -1), "k must be at least 0, got -1"),
+    Bad("keep_topk", "cells-shape", lambda: (torch.rand(1, 4), 1, cells), r"cells must be \[B, N\] = \[1, 4\]"),
+    Bad("keep_topk", "cells-dtype", lambda: (torch.rand(1, 4), 1, torch.zeros(1, 4)), "cells must be Long"),
     Bad("select_topk", "negative-k", lambda: (torch.rand(1, 4), -1), "k must be at least 0, got -1"),
     Bad(
         "select_topk_backward",

@@ -57,6 +57,18 @@ def flat(dtype, g):
     return torch.full((1, 3, 9, 12), 0.25, dtype=dtype), held(dtype), 4, [], []
 
 
+def labelled(h, w, coarse=None):
+    """A picture with an edge, and labels of it, of its own size or of another."""
+
+    def make(dtype, g):
+        image = rand(g, 2, 3, h, w, dtype=dtype) * 0.1
+        image[..., w // 3 :] += 0.6
+        labels = torch.randint(3, (2, 1, *(coarse or (h, w))), generator=g).to(dtype)
+        return image, [38, 34, 3], 2, [labels], [12]
+
+    return make
+
+
 def changed_tiles(g, image, tile, share=0.3):
     """Tiles that are dirty, and the picture with other values in them."""
     (batch, _, h, w), other = image.shape, rand(g, *image.shape)
@@ -118,6 +130,14 @@ CASES = [
         grads=(0, 6, 7),
         atol=5e-5,
         inductor=True,
+    ),
+    Case("build_channels", "boundary-14x19", labelled(14, 19), grads=(0,), atol=5e-5),
+    Case("build_channels", "boundary-of-coarse-labels", labelled(16, 20, (4, 5)), atol=5e-5),
+    Case(
+        "build_channels",
+        "boundary-without-labels",
+        lambda dtype, g: (rand(g, 1, 3, 9, 8, dtype=dtype), [38, 0], 2, [], []),
+        atol=5e-5,
     ),
     Case("build_channels", "given-9x12", given, grads=(0, (3, 0), (3, 1), (3, 2)), atol=5e-5),
     Case("build_channels", "given-not-finite", given_not_finite, atol=5e-5),

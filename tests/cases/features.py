@@ -9,7 +9,7 @@ SMOOTH = ["mean", "max", "min", "variance", "rms", "entropy", "cosine"], [4, 3, 
 ALL = ["mean", "max", "min", "variance", "rms", "entropy", "residual", "cosine"], [4, 3, 2, 4, 3, 0, 0, 1]
 
 
-def cells_of(h, w, cell, samples, terms=TERMS, *, batch=2, shared=False, reducer=None, channels=5, lights=None):
+def cells_of(h, w, cell, samples, terms=TERMS, *, batch=2, shared=False, reducer=None, channels=5, lights=None, weights=None):
     def make(dtype, g):
         levels = texvlm.level_count(h, w)
         names = reducer or REDUCERS
@@ -20,6 +20,8 @@ def cells_of(h, w, cell, samples, terms=TERMS, *, batch=2, shared=False, reducer
         total = -(-h // cell) * -(-w // cell)
         cells = torch.randint(total, (batch, min(total, 9)), generator=g)
         query = (rand(g, 1 if shared else batch, 3, dtype=coords(dtype)) - 0.3,) if "cosine" in terms[0] else ()
+        if weights:
+            return data, cells, h, w, names, levels, cell, samples, *terms, *(query or (None,)), [0, 1, 2], weights
         if lights:
             return data, cells, h, w, names, levels, cell, samples, *terms, *(query or (None,)), lights
         return data, cells, h, w, names, levels, cell, samples, *terms, *query
@@ -70,6 +72,14 @@ CASES = [
     Case("cell_features", "40-channels", cells_of(16, 16, 4, 4, channels=40, reducer=["mean"]), grads=(0,), atol=1e-5),
     Case("cell_features", "mode", cells_of(24, 20, 8, 4, reducer=["mean", "mode", "mean", "mode", "max"]), atol=1e-5),
     Case("cell_features", "other-lights", cells_of(12, 16, 4, 2, lights=[4, 0, 2]), grads=(0,), atol=1e-5),
+    Case("cell_features", "weighed", cells_of(37, 29, 8, 4, weights=[1.0, 0.5, -2.0]), grads=(0,), atol=1e-5),
+    Case(
+        "cell_features",
+        "weighed-smooth",
+        cells_of(16, 12, 4, 4, SMOOTH, weights=[1.0, 0.5, -2.0, 0.0, 3.0, 1.5, -1.0]),
+        grads=(0, 10),
+        atol=1e-4,
+    ),
     Case("cell_features", "no-terms", cells_of(8, 8, 4, 1, ([], []))),
     Case("cell_features", "empty-batch", cells_of(8, 8, 4, 1, batch=0)),
 ]
@@ -102,6 +112,12 @@ BAD = [
     Bad("cell_features", "few-channels", bad(channels=[0]), r"channels must be one for each term \(2\), got 1"),
     Bad("cell_features", "term", bad(terms=["mean", "median"]), "terms must be mean, max, .*, got 'median'"),
     Bad("cell_features", "many-terms", bad(terms=["mean"] * 33, channels=[0] * 33), "terms must be at most 32"),
+    Bad(
+        "cell_features",
+        "few-weights",
+        lambda: (*bad()(), [0, 1, 2], [1.0]),
+        r"weights must be none, or one for each term \(2\), got 1",
+    ),
     Bad("cell_features", "no-query", bad(terms=["mean", "cosine"]), "query must be given for the term cosine"),
     Bad("cell_features", "query-shape", bad(query=torch.zeros(3)), r"query must be \[B, D\]"),
     Bad("cell_features", "query-batch", bad(query=torch.zeros(2, 3)), "query must be of batch 1 or of the batch of cells"),

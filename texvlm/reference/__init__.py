@@ -7,7 +7,7 @@ float32 and rounded where they are stored.
 
 from .attention import attention_pack, hierarchical_attention
 from .carrying import carry
-from .cascade import Selection, compact, select, select_topk
+from .cascade import Selection, compact, keep_topk, select, select_topk
 from .channels import build_channels, update_channels
 from .distance import distance_transform
 from .embedding import principal_axes, project, relevance
@@ -50,6 +50,7 @@ __all__ = [
     "generate_mipmaps",
     "generate_mipmaps_gl",
     "hierarchical_attention",
+    "keep_topk",
     "laplacian_decompose",
     "laplacian_reconstruct",
     "level_count",

@@ -63,6 +63,12 @@ def select_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, order), order
 
 
+def keep_topk(scores: Tensor, k: int, cells: Tensor | None = None) -> Tensor:
+    """Return the indices that `select_topk` finds, ascending, or what `cells` `[B, N]` holds there."""
+    kept = select_topk(scores, k)[1].sort(dim=1).values
+    return kept if cells is None else cells.gather(1, kept)
+
+
 def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return where `mask` `[B, N]` is set, in order, then -1, int64; and how many places are set, `[B]`."""
     first = mask.long().sort(dim=1, descending=True, stable=True)

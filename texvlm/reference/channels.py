@@ -110,6 +110,19 @@ def edge_distance(strength: Tensor) -> Tensor:
     return (squared.double() / (height**2 + width**2)).sqrt().to(strength.dtype)
 
 
+def object_boundary(strength: Tensor, labels: Tensor) -> Tensor:
+    """Return `boundaries` from the edges `[B, H, W]` of a picture, in their dtype."""
+    strength = strength.detach()
+    mean = strength.double().flatten(1).mean(1)[:, None, None]
+    border = torch.zeros_like(labels, dtype=torch.bool)
+    down, right = labels[:, 1:] != labels[:, :-1], labels[:, :, 1:] != labels[:, :, :-1]
+    border[:, 1:] |= down
+    border[:, :-1] |= down
+    border[:, :, 1:] |= right
+    border[:, :, :-1] |= right
+    return (border & (strength.double() > EDGE_THRESHOLD * mean)).to(strength.dtype)
+
+
 def given_plane(plane: Tensor, height: int, width: int, nearest: bool = False) -> Tensor:
     """Return a given plane `[B, h, w]` at height x width.
 
@@ -141,7 +154,8 @@ def build_channels(
     Args:
         image: `[B, C, H, W]`, float or uint8 (divided by 255); grey is repeated, alpha dropped, values that
             are not finite count as 0.
-        channels: indices of the 40, in the order wanted; those without a formula here (12-33, 35-39) are zero unless given.
+        channels: indices of the 40, in the order wanted; those without a formula here (12-33, 35-39) are zero unless given;
+            38 follows from edges and the labels that are given as 12.
         levels: 1 to `level_count(H, W)`.
         dtype: of the result; the image's by default, float32 for uint8.
         previous: the picture before it, of the same shape, for motion and saliency.
@@ -175,6 +189,7 @@ def build_channels(
         10: lambda: centre[0][:, None].expand_as(light),
         11: lambda: eccentricity(light, fixation),
         34: lambda: edge_distance(edge(light)),
+        38: lambda: object_boundary(edge(light), plane(12)) if 12 in handed else torch.zeros_like(light),
     }
     handed = dict(zip(given_channels, (plane for tensor in given for plane in tensor.unbind(1)), strict=True))
 

@@ -49,6 +49,7 @@ def cell_features(
     channels: Sequence[int],
     query: Tensor | None = None,
     lights: Sequence[int] = (0, 1, 2),
+    weights: Sequence[float] = (),
 ) -> Tensor:
     """Describe cells of the picture's grid.
 
@@ -66,9 +67,10 @@ def cell_features(
         channels: of each term; of cosine the first of D. Entropy and residual have none.
         query: `[B or 1, D]`.
         lights: the channels red, green and blue, which entropy and residual read.
+        weights: of each term; none for the terms one by one.
 
     Returns:
-        `[B, n, terms]` in float32 (float64 for double). Differentiable in `data` and `query` but for entropy and residual.
+        `[B, n, terms]`, or with weights their sum `[B, n]`, in float32 (float64 for double). Differentiable in `data` and `query` but for entropy and residual.
 
     Convention: sample (i, j) of cell (cy, cx) at pixel ((cx + (j + 0.5)/s) * cell, (cy + (i + 0.5)/s) *
     cell), trilinear with clamp at LOD log2(cell/s). For s = 1 the entropy, and only it, is over the centres of the 3 x 3 cells around.
@@ -126,4 +128,5 @@ def cell_features(
                 results.append(sqrt0(value.square().mean(-1)))
     if not results:
         return torch.zeros(*cells.shape, 0, dtype=dtype, device=data.device)
-    return torch.where(known[..., None], torch.stack(results, -1), torch.nan)
+    found = torch.where(known[..., None], torch.stack(results, -1), torch.nan)
+    return (found * found.new_tensor(list(weights))).sum(-1) if weights else found

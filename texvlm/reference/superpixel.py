@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .channels import object_boundary
 from .salience import LAB_DELTA, SRGB_LINEAR_END, SRGB_TO_XYZ, WHITE, edge, luma, rgb_planes
 
 COLOUR_STEPS = 1023
@@ -40,9 +41,6 @@ BORDER_COST = 15
 USUAL_CONTRAST, MOST_SCALE = 150, 16
 """These three constants, squared, are for pictures whose neighbouring cells have this mean squared Lab distance; they grow and shrink
 with it, by a factor from 1 / 256 to MOST_SCALE, so that dim pictures have regions too."""
-
-EDGE_THRESHOLD = 2.0
-"""A pixel is an edge pixel where edge is above this many times its mean over the picture."""
 
 RING = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
 """The eight neighbours (dy, dx), clockwise from above; the even ones are the 4-neighbours."""
@@ -311,13 +309,5 @@ def superpixel_channels(labels: Tensor, n: int) -> Tensor:
 
 
 def boundaries(image: Tensor, labels: Tensor) -> Tensor:
-    """Return float32 `[B, H, W]`: 1 where a 4-neighbour has another label and the edge is above EDGE_THRESHOLD means."""
-    strength = edge(luma(rgb_planes(image)))
-    mean = strength.double().flatten(1).mean(1)[:, None, None]
-    border = torch.zeros_like(labels, dtype=torch.bool)
-    down, right = labels[:, 1:] != labels[:, :-1], labels[:, :, 1:] != labels[:, :, :-1]
-    border[:, 1:] |= down
-    border[:, :-1] |= down
-    border[:, :, 1:] |= right
-    border[:, :, :-1] |= right
-    return (border & (strength.double() > EDGE_THRESHOLD * mean)).float()
+    """Return float32 `[B, H, W]`: 1 where a 4-neighbour has another label and the edge is above two means."""
+    return object_boundary(edge(luma(rgb_planes(image))), labels).float()

@@ -28,10 +28,12 @@ def whole_planes(picture: Tensor, names: Collection[str], n_superpixels: int = 5
     at = iter(sources.names)
     for stack in sources.planes:
         planes |= {next(at): plane for plane in stack.unbind(1)}
-    if "edge_distance" in names:
-        data = ops.build_channels(picture, [_INDEX["edge_distance"]], 1, [], [], None, None, None)
-        planes["edge_distance"] = data[..., 0].unflatten(1, picture.shape[2:])
-    return planes
+    if of_edges := [name for name in ("edge_distance", "boundary") if name in names and name not in planes]:
+        labels = [planes["cluster"][:, None]] if "boundary" in of_edges else []
+        ids = [_INDEX["cluster"]] if labels else []
+        data = ops.build_channels(picture, [_INDEX[name] for name in of_edges], 1, labels, ids, None, None, None)
+        planes |= zip(of_edges, data.unflatten(1, picture.shape[2:]).unbind(-1))
+    return {name: planes[name] for name in names}
 
 
 def moved(planes: dict[str, Tensor], flow: Tensor) -> dict[str, Tensor]:

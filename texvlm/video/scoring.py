@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -155,10 +155,18 @@ class StreamRun(Run):
 
     def features(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Tensor:
         """As of `Run`, from where each channel is kept."""
-        return torch.stack(list(self.each_feature(cells, samples, terms)), dim=-1)
+        return torch.stack(self._each(cells, samples, terms), dim=-1)
 
-    def each_feature(self, cells: Tensor, samples: int, terms: Sequence[str]) -> Sequence[Tensor]:
-        """As of `Run`, from where each channel is kept."""
+    def weighed(self, cells: Tensor, samples: int, terms: Mapping[str, float]) -> Tensor:
+        """As of `Run`, from where each channel is kept, by the same arithmetic."""
+        if not terms:
+            return super().weighed(cells, samples, terms)
+        # rounded after each product, as in the op: torch's add with an alpha is not
+        (first, *others) = (weight * part for weight, part in zip(terms.values(), self._each(cells, samples, list(terms))))
+        return sum(others, start=first)
+
+    def _each(self, cells: Tensor, samples: int, terms: Sequence[str]) -> list[Tensor]:
+        """The features one by one, [B, n] each."""
         here = [term for term in terms if _reads(term) <= self.here]
         parts: dict[str, Tensor] = {}
         if self.saliency is not None and "mean:saliency" in terms and self.saliency[1].knows(samples):

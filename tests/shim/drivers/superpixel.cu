@@ -64,10 +64,10 @@ void run(Scene& s) {
     for (int64_t b = 0; b < kBatch; ++b)
       for (int64_t n = 0; n < count; ++n) f(b, n, 0, 1);
   };
-  const StartCells<int32_t, 0> start{c, s.labels.data()};
   for (int64_t b = 0; b < kBatch; ++b)
     for (int64_t y = 0; y < c.height; ++y)
-      for (int64_t x = 0; x < c.width; ++x) start(b, y, x, 0, 1);
+      for (int64_t x = 0; x < c.width; ++x)
+        s.labels[static_cast<size_t>((b * c.height + y) * c.width + x)] = static_cast<int32_t>(c.own(y, x));
   const RegionModel<int32_t, 0> measure{c, s.labels.data(), s.planes.data(), s.sums.data(), s.model.data()};
   queries(measure, c.count());
   const PictureWeights<int64_t, 0> weigh{c, s.model.data(), {4000, 300, 0}, s.weights.data()};

@@ -333,6 +333,14 @@ inline std::tuple<Tensor, Tensor> select_topk(const Tensor& scores, int64_t k) {
   return op.call(scores, k);
 }
 
+// scores [B, N] -> what cells int64 [B, N] hold at the places of the k best, or these places, in the order of the places: int64
+// [B, min(k, N)].
+inline Tensor keep_topk(const Tensor& scores, int64_t k, const std::optional<Tensor>& cells = std::nullopt) {
+  using Signature = Tensor(const Tensor&, c10::SymInt, const std::optional<Tensor>&);
+  static const auto op = detail::op<Signature>("texvlm::keep_topk");
+  return op.call(scores, k, cells);
+}
+
 // mask bool [B, N] -> int64 indices [B, N] of what is set, in order, -1 beyond, and int64 counts [B].
 inline std::tuple<Tensor, Tensor> compact(const Tensor& mask) {
   using Signature = std::tuple<Tensor, Tensor>(const Tensor&);
@@ -351,15 +359,17 @@ inline std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& scores, int64_t k
 
 // Features [B, n, terms] of cells int64 [B, n] of `cell` pixels, from samples x samples places each. terms: mean, max, min,
 // variance, rms, cosine (with query [B or 1, D]), entropy, residual; channels: the first channel of each; lights: red, green,
-// blue, for the last two. Differentiable.
+// blue, for the last two. With weights, one for each term: their weighted sum [B, n]. Differentiable.
 inline Tensor cell_features(const Texture& t, const Tensor& cells, int64_t cell, int64_t samples,
                             const std::vector<std::string>& terms, at::IntArrayRef channels,
-                            const std::optional<Tensor>& query = std::nullopt, at::IntArrayRef lights = {0, 1, 2}) {
-  using Signature = Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, int64_t,
-                           int64_t, c10::List<std::string>, at::IntArrayRef, const std::optional<Tensor>&, at::IntArrayRef);
+                            const std::optional<Tensor>& query = std::nullopt, at::IntArrayRef lights = {0, 1, 2},
+                            at::ArrayRef<double> weights = {}) {
+  using Signature =
+      Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::List<std::string>, int64_t, int64_t, int64_t,
+             c10::List<std::string>, at::IntArrayRef, const std::optional<Tensor>&, at::IntArrayRef, at::ArrayRef<double>);
   static const auto op = detail::op<Signature>("texvlm::cell_features");
   return op.call(t.data, cells, t.height, t.width, detail::names(t.reducer), t.levels, cell, samples, detail::names(terms),
-                 channels, query, lights);
+                 channels, query, lights, weights);
 }
 
 // The best k disjoint nodes of a quadtree over rows x columns cells, values [B, nodes] -> taken bool [B, nodes], bound [B],
