@@ -99,8 +99,8 @@ def cell_features(
         weights: one for each term, to have them added up, in their order, without a tensor of each.
 
     Returns:
-        [B, n, terms], or with weights [B, n], float32 (float64 for double). Differentiable in the texels and the query, but for entropy and residual; max and
-        min give theirs to the first sample that is one. Second derivatives raise.
+        [B, n, terms], or with weights [B, n], float32 (float64 for double). Differentiable in the texels and the query, but for entropy
+        and residual; max and min give theirs to the first sample that is one. Second derivatives raise.
 
     Raises:
         ValueError: an unknown term, a cosine without a query, or not as many weights as terms. KeyError: a channel that the texture lacks.

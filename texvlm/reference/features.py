@@ -70,7 +70,8 @@ def cell_features(
         weights: of each term; none for the terms one by one.
 
     Returns:
-        `[B, n, terms]`, or with weights their sum `[B, n]`, in float32 (float64 for double). Differentiable in `data` and `query` but for entropy and residual.
+        `[B, n, terms]`, or with weights their sum `[B, n]`, in float32 (float64 for double). Differentiable in `data` and `query`
+        but for entropy and residual.
 
     Convention: sample (i, j) of cell (cy, cx) at pixel ((cx + (j + 0.5)/s) * cell, (cy + (i + 0.5)/s) *
     cell), trilinear with clamp at LOD log2(cell/s). For s = 1 the entropy, and only it, is over the centres of the 3 x 3 cells around.
