@@ -41,7 +41,7 @@ bool wants(at::IntArrayRef channels, std::initializer_list<int64_t> ids) {
 
 struct ChannelInputs {
   Picture picture;
-  Tensor fixation;
+  Tensor contrast, fixation;
   Levels levels;
   Reducers reducers;
   ChannelList list;
@@ -120,16 +120,21 @@ ChannelInputs compute_inputs(const char* op, const Tensor& image, at::IntArrayRe
   if (place_of(given_channels, kCluster) < 0) std::erase(r.formulas, kBoundary);  // which is that of these labels
   if (wants(r.formulas, {kEdge, kContrastEdge, kHighPass, kLowPass, kMotion, kEdgeDistance, kBoundary}))
     r.picture.luma = luma_plane(r.picture.image);
-  if (wants(r.formulas, {kEdge, kEdgeDistance, kBoundary})) r.picture.edge = edge_plane(r.picture.luma);
+  const bool edge = wants(r.formulas, {kEdge, kEdgeDistance, kBoundary}), contrast = wants(r.formulas, {kContrastEdge});
+  if (edge || contrast) {
+    const Tensor& luma = r.picture.luma;
+    if (edge) r.picture.edge = new_tensor(luma.sizes(), luma.scalar_type(), luma.device());
+    if (contrast) r.contrast = new_tensor(luma.sizes(), luma.scalar_type(), luma.device());
+    dispatch_plane(luma, [&](auto tag) {
+      using A = typename decltype(tag)::type;
+      const auto out = [](const Tensor& plane) -> A* { return plane.defined() ? pointer<A>(plane) : nullptr; };
+      const int64_t height = r.picture.height(), width = r.picture.width();
+      for_each_pixel<EdgeAndContrast, A>(luma.device(), r.picture.all(), Work{},
+                                         EdgePlane<A, 0>{pointer<const A>(luma), out(r.picture.edge), height, width},
+                                         ContrastPlane<A, 0>{pointer<const A>(luma), out(r.contrast), height, width});
+    });
+  }
   return r;
-}
-
-template <class A>
-Tensor contrast_plane(const Picture& picture) {
-  Tensor out = new_tensor(picture.luma.sizes(), picture.luma.scalar_type(), picture.luma.device());
-  for_each_pixel<ContrastPlane, A>(out.device(), picture.all(), Work{}, pointer<const A>(picture.luma), pointer<A>(out),
-                                   picture.height(), picture.width());
-  return out;
 }
 
 // Distance to the pixels whose edge is above the threshold, over the diagonal.
@@ -157,14 +162,13 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
     using S = typename decltype(picture_tag)::type;
     using A = Acc<S>;
     const auto view = [](const Tensor& plane) -> const A* { return plane.defined() ? pointer<const A>(plane) : nullptr; };
-    Tensor contrast, distance, map, threshold;
+    Tensor distance, map, threshold;
     if (wants(r.formulas, {kSaliency})) map = salience_map(picture);
-    if (wants(r.formulas, {kContrastEdge})) contrast = contrast_plane<A>(picture);
     if (wants(r.formulas, {kEdgeDistance, kBoundary})) threshold = edge_threshold(picture.edge);
     if (wants(r.formulas, {kEdgeDistance})) distance = distance_plane<A>(picture, threshold);
     ChannelPlanes<A> planes{view(picture.luma),
                             view(picture.edge),
-                            view(contrast),
+                            view(r.contrast),
                             view(distance),
                             map.defined() ? enlarged<A>(map, height, width) : Enlarged<A>{},
                             view(r.fixation),
@@ -211,11 +215,11 @@ Tensor given_gradient(const Tensor& level0, const Tensor& given, at::IntArrayRef
 
 // The gradient of contrast_edge into luma.
 template <class A>
-void add_contrast_adjoint(const Picture& picture, const Tensor& grad, const Tensor& to_luma) {
+void add_contrast_adjoint(const Picture& picture, const Tensor& contrast, const Tensor& grad, const Tensor& to_luma) {
   const int64_t height = picture.height(), width = picture.width();
   const c10::Device device = grad.device();
   const Tensor to_contrast = at::zeros_like(picture.luma);
-  add_sobel_adjoint(contrast_plane<A>(picture), grad, kContrastScale, true, to_contrast);
+  add_sobel_adjoint(contrast, grad, kContrastScale, true, to_contrast);
   const auto plane = [&] { return new_tensor(picture.luma.sizes(), picture.luma.scalar_type(), device); };
   const Tensor mean = plane(), to_mean = plane(), to_variance = plane();
   for_each_pixel<ContrastAdjointSeed, A>(device, picture.all(), Work{1, 16}, pointer<const A>(picture.luma),
@@ -269,7 +273,7 @@ Gradients build_channels_backward(const Tensor& grad, const Tensor& data, const 
         for (int64_t c = 0; c < 3; ++c) to.at[c] = place_of(r.formulas, c) < 0 ? -1 : place_of(channels, c);
       }
       if (wants(r.formulas, {kEdge})) add_sobel_adjoint(picture.luma, incoming(kEdge), kEdgeScale, false, to.luma);
-      if (wants(r.formulas, {kContrastEdge})) add_contrast_adjoint<A>(picture, incoming(kContrastEdge), to.luma);
+      if (wants(r.formulas, {kContrastEdge})) add_contrast_adjoint<A>(picture, r.contrast, incoming(kContrastEdge), to.luma);
       if (wants(r.formulas, {kHighPass, kLowPass})) {
         for_each_pixel<PassAdjoint, A>(image.device(), picture.all(), Work{1, 8}, plane_view<A>(incoming(kHighPass)),
                                        plane_view<A>(incoming(kLowPass)), pointer<A>(to.luma), height, width);

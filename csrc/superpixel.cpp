@@ -1,8 +1,6 @@
 // Host code of the stem `superpixel`: labels of a picture, their statistics as channels, and object boundaries.
 #include "math/merge.h"
 
-#include <ATen/ops/full.h>
-
 #include "autograd.h"
 #include "cuda/superpixel.h"
 #include "launch.h"
@@ -42,23 +40,37 @@ int64_t place_weight(const Cells& cells, int64_t compactness, int64_t regions) {
 }
 
 struct Regions {
-  Tensor labels, model;  // int32 [B, h, w], int64 [B, regions, kModel]
+  Tensor labels, model;  // int32 [B, h, w] (int64 in the end), int64 [B, regions, kModel]
   int64_t height, width, count;
 };
+
+// One sweep between the cells on CUDA, by regions that each tile measures itself.
+void sweep_cells(const PlaneLab& lab, Regions& r, const Cells& cells, const Tensor& planes, const Tensor& weights) {
+  const c10::Device device = r.labels.device();
+  const Tensor from = r.labels;
+  r.labels = new_tensor(from.sizes(), at::kInt, device);
+  const c10::DeviceGuard guard(device);
+  cuda::sweep_cells(
+      {lab, pointer<int32_t>(r.labels), nullptr, r.height, r.width, r.count, 0, cells, pointer<const Weights>(weights)},
+      {cells, pointer<const int32_t>(from), pointer<const int32_t>(planes), nullptr, nullptr},
+      {pointer<const int32_t>(from), nullptr, nullptr, r.height, r.width, r.height, r.width, 0, 0}, from.size(0),
+      current_stream(device));
+}
 
 // So many sweeps over the pixels of a level, each of which stands for about `cost` values, from the labels of the level above it
 // (shift 1) or of its own, through lut [B, regions] if there is one.
 template <class Lab>
 void sweep_borders(const Lab& lab, Regions& r, const Tensor& lut, int64_t height, int64_t width, int shift, int sweeps,
-                   int64_t cost, const Cells& cells, const Tensor& weights) {
+                   int64_t cost, const Cells& cells, const Tensor& weights, bool last = false) {
   const c10::Device device = r.labels.device();
   const int64_t batch = r.labels.size(0);
   const bool tiles = on_cuda(device), other = tiles || lut.defined() || shift > 0;
   const Tensor from = r.labels;
-  if (other) r.labels = new_tensor({batch, height, width}, at::kInt, device);
+  const bool wide = tiles && last;
+  if (other) r.labels = new_tensor({batch, height, width}, wide ? at::kLong : at::kInt, device);
   const FinerLabels<int32_t, 0> begin{pointer<const int32_t>(from),
                                       lut.defined() ? pointer<const int32_t>(lut) : nullptr,
-                                      pointer<int32_t>(r.labels),
+                                      wide ? nullptr : pointer<int32_t>(r.labels),
                                       r.height,
                                       r.width,
                                       height,
@@ -66,14 +78,21 @@ void sweep_borders(const Lab& lab, Regions& r, const Tensor& lut, int64_t height
                                       lut.defined() ? lut.size(1) : int64_t{0},
                                       shift};
   const auto move = [&](int odd) {
-    return typename MoveBorders<Lab>::template For<int32_t, 0>{
-        lab,   pointer<int32_t>(r.labels),     pointer<const int64_t>(r.model), height, width, r.count, odd,
-        cells, pointer<const Weights>(weights)};
+    return typename MoveBorders<Lab>::template For<int32_t, 0>{lab,
+                                                               wide ? nullptr : pointer<int32_t>(r.labels),
+                                                               pointer<const int64_t>(r.model),
+                                                               height,
+                                                               width,
+                                                               r.count,
+                                                               odd,
+                                                               cells,
+                                                               pointer<const Weights>(weights)};
   };
   r.height = height, r.width = width;
   if (tiles) {
     const c10::DeviceGuard guard(device);
-    return cuda::sweep_borders<Lab>(move(0), begin, sweeps, batch, current_stream(device));
+    return cuda::sweep_borders<Lab>(move(0), begin, wide ? pointer<int64_t>(r.labels) : nullptr, sweeps, batch,
+                                    current_stream(device));
   }
   const auto rows = [&](int64_t count, int64_t each, const auto& f) {
     const Rect all{batch, 0, count, 0, width};
@@ -83,23 +102,23 @@ void sweep_borders(const Lab& lab, Regions& r, const Tensor& lut, int64_t height
   };
   if (other) rows(height, 1, begin);
   for (int half = 0; half < 2 * sweeps; ++half) rows((height - half % 2 + 1) / 2, cost, move(half % 2));
+  if (last) r.labels = r.labels.to(at::kLong);
 }
 
-// Merges the regions of the cells to `wanted`: the table from cells to regions, and the regions' means.
-std::tuple<Tensor, Tensor> merge(const Plan& plan, const Tensor& labels, const Tensor& sums, const Tensor& model,
-                                 const Tensor& weights, int64_t wanted) {
-  const c10::Device device = labels.device();
-  const Cells& cells = plan.cells;
-  const int64_t batch = labels.size(0), count = cells.count();
+// Measures the regions of the cells, and merges them to `wanted`: the table from cells to regions, and the regions' means.
+std::tuple<Tensor, Tensor> merge(const RegionModel<int32_t, 0>& measure, c10::Device device, int64_t batch, const Tensor& weights,
+                                 int64_t wanted) {
+  const Cells& cells = measure.cells;
+  const int64_t count = cells.count();
   const Tensor touching = new_tensor({batch, count}, at::kInt, device);
-  for_each_item<TouchingRegions, int32_t>(device, batch, count, 18 * cells.height * cells.width / count, cells,
-                                          pointer<const int32_t>(labels), pointer<uint32_t>(touching));
+  for_each_item<MeasureAndTouch, int32_t>(device, batch, count, 45 * cells.height * cells.width / count, measure,
+                                          TouchingRegions<int32_t, 0>{cells, measure.labels, pointer<uint32_t>(touching)});
   Tensor lut = new_tensor({batch, count}, at::kInt, device), merged = new_tensor({batch, wanted, kModel}, at::kLong, device);
   const Tensor ends = new_tensor({batch, 3, kNeighbours * count}, at::kInt, device);
   const Tensor costs = new_tensor({batch, kNeighbours * count}, at::kLong, device);
   const MergeRegions<int32_t, 0> f{pointer<const uint32_t>(touching),
-                                   pointer<int64_t>(sums),
-                                   pointer<int64_t>(model),
+                                   measure.sums,
+                                   measure.model,
                                    pointer<int64_t>(merged),
                                    pointer<int32_t>(lut),
                                    pointer<int32_t>(ends),
@@ -118,16 +137,19 @@ std::tuple<Tensor, Tensor> merge(const Plan& plan, const Tensor& labels, const T
   return {lut, merged};
 }
 
+// int64 [B, H, W], and how many there are, int64 [B].
 template <class S>
-Tensor labels_of(const Tensor& image, int64_t wanted) {
+std::tuple<Tensor, Tensor> labels_of(const Tensor& image, int64_t wanted) {
   const c10::Device device = image.device();
   const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
-  if (batch == 0) return new_tensor({batch, height, width}, at::kInt, device);
+  Tensor regions = new_tensor({batch}, at::kLong, device);
+  if (batch == 0) return {new_tensor({batch, height, width}, at::kLong, device), regions};
   const Plan plan = plan_of(height, width, wanted);
   const Cells& cells = plan.cells;
   const int64_t count = cells.count(), pixels = cells.height * cells.width;
   const Tensor table = new_tensor({LabTable<int32_t, 0>::kSize}, at::kInt, device);
-  for_each_item<LabTable, int32_t>(device, 1, LabTable<int32_t, 0>::kSize, 4, pointer<int32_t>(table));
+  const StartSuperpixels<int32_t, 0> start{{pointer<int32_t>(table)}, pointer<int64_t>(regions), batch, wanted};
+  for_each_item<host::kBest<int32_t>>(device, 1, start.items(batch), 4, start);
   PictureLab<S> picture{image_view<const S>(image), pointer<const int32_t>(table), height, width, plan.level};
 
   Regions r{new_tensor({batch, cells.height, cells.width}, at::kInt, device),
@@ -137,10 +159,11 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   for_each_pixel<LabPlanes<S>::template For, int32_t>(device, all, Work{1, int64_t{4} << (2 * plan.level)}, picture,
                                                       pointer<int32_t>(planes), cells, pointer<int32_t>(r.labels));
   const Tensor sums = new_tensor({batch, count, kModel}, at::kLong, device);
-  const auto measure = [&] {
-    for_each_item<RegionModel, int32_t>(device, batch, count, 27 * pixels / count, cells, pointer<const int32_t>(r.labels),
-                                        pointer<const int32_t>(planes), pointer<int64_t>(sums), pointer<int64_t>(r.model));
+  const auto regions_now = [&] {
+    return RegionModel<int32_t, 0>{cells, pointer<const int32_t>(r.labels), pointer<const int32_t>(planes),
+                                   pointer<int64_t>(sums), pointer<int64_t>(r.model)};
   };
+  const auto measure = [&] { for_each_item<host::kBest<int32_t>>(device, batch, count, 27 * pixels / count, regions_now()); };
   measure();
   const Tensor weights = new_tensor({batch, 3}, at::kLong, device);
   const Weights usual{place_weight(cells, kCompactness, count), place_weight(cells, kMergeCompactness, wanted),
@@ -148,23 +171,30 @@ Tensor labels_of(const Tensor& image, int64_t wanted) {
   for_each_row_reduced<host::kBest<float>>(
       device, batch, count, 8,
       PictureWeights<int64_t, 0>{cells, pointer<const int64_t>(r.model), usual, pointer<Weights>(weights)});
+  const PlaneLab coarse{pointer<const int32_t>(planes), cells.height, cells.width};
+  const bool by_tiles = on_cuda(device) && cuda::measures_cells(cells);
   for (int sweep = 0; sweep < kCoarseSweeps; ++sweep) {
-    sweep_borders(PlaneLab{pointer<const int32_t>(planes), cells.height, cells.width}, r, Tensor(), cells.height, cells.width, 0,
-                  1, 32, cells, weights);
-    measure();
+    if (by_tiles) {
+      sweep_cells(coarse, r, cells, planes, weights);
+    } else {
+      if (sweep > 0) measure();
+      sweep_borders(coarse, r, Tensor(), cells.height, cells.width, 0, 1, 32, cells, weights);
+    }
   }
   Tensor lut;
   if (count > wanted) {
-    std::tie(lut, r.model) = merge(plan, r.labels, sums, r.model, weights, wanted);
+    std::tie(lut, r.model) = merge(regions_now(), device, batch, weights, wanted);
     r.count = wanted;
+  } else {
+    measure();
   }
   for (int level = std::max(plan.level - 1, 0); level >= 0; --level) {
     const int64_t h = std::max<int64_t>(1, height >> level), w = std::max<int64_t>(1, width >> level);
     picture.level = level;
-    sweep_borders(picture, r, lut, h, w, plan.level > 0 ? 1 : 0, kFineSweeps, 4, Cells{}, weights);
+    sweep_borders(picture, r, lut, h, w, plan.level > 0 ? 1 : 0, kFineSweeps, 4, Cells{}, weights, level == 0);
     lut = Tensor();
   }
-  return r.labels;
+  return {r.labels, regions};
 }
 
 std::tuple<Tensor, Tensor> superpixels(const Tensor& image, int64_t n) {
@@ -173,9 +203,7 @@ std::tuple<Tensor, Tensor> superpixels(const Tensor& image, int64_t n) {
   TEXVLM_CHECK(n >= 1, op, "n", "at least 1", n);
   const int64_t wanted = std::min(n, image.size(2) * image.size(3));
   const Tensor picture = readable(image);
-  Tensor labels;
-  dispatch_picture(picture, [&](auto tag) { labels = labels_of<typename decltype(tag)::type>(picture, wanted); });
-  return {labels.to(at::kLong), at::full({image.size(0)}, wanted, at::TensorOptions().dtype(at::kLong).device(image.device()))};
+  return dispatch_picture(picture, [&](auto tag) { return labels_of<typename decltype(tag)::type>(picture, wanted); });
 }
 
 void check_labels(const char* op, const Tensor& labels, std::initializer_list<int64_t> sizes) {

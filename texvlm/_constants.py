@@ -34,10 +34,21 @@ def constant(value: Tensor | float | tuple[float, ...], dtype: torch.dtype, devi
     return copy
 
 
+def places(count: int, device: torch.device) -> Tensor:
+    """0, 1, ... count - 1, int64 on this device; the same tensor in every call, so it must not be written into."""
+    return torch.arange(count, device=device) if _traced() else constant(_counted(count), torch.int64, device)
+
+
 def _traced() -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.maybe_current_level() is not None
+
+
+@lru_cache(maxsize=64)
+def _counted(count: int) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(count, device="cpu")
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from texvlm._constants import places
 from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor
 from texvlm.channel_sources import COLOURS
 
@@ -61,9 +62,9 @@ def node_features(
 
 
 def all_cells(texture: Texture, cell: int) -> Tensor:
-    """The index of every cell of the grid, int64 [B, n]."""
+    """The index of every cell of the grid, int64 [B, n]; not to be written into."""
     count = -(-texture.height // cell) * -(-texture.width // cell)
-    return torch.arange(count, device=texture.data.device).expand(len(texture.data), -1)
+    return places(count, texture.data.device).expand(len(texture.data), -1)
 
 
 def cell_features(

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from texvlm._constants import constant
 from texvlm._ext import ops
 from texvlm.allocation import colours, node_values
 from texvlm.features import all_cells, cell_features, node_features
@@ -291,13 +292,12 @@ class Run:
         """A selection of these cells [B, up to k], the first `limit` [B] of each, filled up to k."""
         found, spare = cells.shape[1], self.k - cells.shape[1]
         count = torch.full((self.batch,), found, dtype=torch.int64, device=cells.device)
-        weight = torch.ones_like(score) if weight is None else weight
+        plain = constant((1.0, 0.0), score.dtype, score.device).view(2, 1, 1).expand(2, *score.shape).clone()
+        weight, lod = plain[0] if weight is None else weight, plain[1] if lod is None else lod.to(score.dtype)
         if spare:
             cells, score = F.pad(cells, (0, spare), value=-1), F.pad(score, (0, spare), value=-torch.inf)
-            weight = F.pad(weight, (0, spare))
-            lod = None if lod is None else F.pad(lod, (0, spare))
+            weight, lod = F.pad(weight, (0, spare)), F.pad(lod, (0, spare))
             axes = None if axes is None else F.pad(axes, (0, 0, 0, 0, 0, spare))
-        lod = torch.zeros_like(score) if lod is None else lod.to(score.dtype)
         if limit is not None:
             count = torch.minimum(count, limit)
             kept = torch.arange(self.k, device=cells.device) < count[:, None]

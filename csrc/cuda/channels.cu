@@ -17,6 +17,7 @@ TEXVLM_CHANNEL_TEXELS(double);
   KIND(F<float, 0>);           \
   KIND(F<double, 0>)
 TEXVLM_PLANES(TEXVLM_REGIONS, ContrastPlane);
+TEXVLM_PLANES(TEXVLM_TEXELS, EdgeAndContrast);
 TEXVLM_PLANES(TEXVLM_REGIONS, NoMotion);
 TEXVLM_PLANES(TEXVLM_WITHIN, EdgePlane);
 TEXVLM_REGIONS(LumaChange<uint8_t>::For<float, 0>);

@@ -9,14 +9,73 @@ namespace {
 constexpr int kMergeThreads = 256, kSweepThreads = 256;
 constexpr int kTile = 32, kMostSide = kTile + 2 * 4 * kFineSweeps;
 
+constexpr int kMostCellsSeen = 384;  // by a tile that measures them
+
+// Regions as they were measured before.
+struct KnownRegions {
+  TEXVLM_HD static constexpr int seen() { return 1; }
+  __device__ void measure(int64_t, int64_t, int64_t, int, int64_t*) {}
+  template <class Move>
+  __device__ const int64_t* operator()(const Move& move, int64_t b, int32_t label, const int64_t*) const {
+    return move.model + (b * move.regions + label) * kModel;
+  }
+};
+
+// Regions of the cells that a tile sees, measured by a warp each, as RegionModel does.
+struct SeenRegions {
+  RegionModel<int32_t, 0> each;
+  int64_t row = 0, column = 0, columns = 0;  // the first cell, and how many side by side
+
+  TEXVLM_HD static constexpr int seen() { return kMostCellsSeen; }
+  __device__ void measure(int64_t b, int64_t y0, int64_t x0, int side, int64_t* models) {
+    const Cells& c = each.cells;
+    const auto first = [&](int64_t at, int64_t size, int64_t cells) {
+      return maximum<int64_t>(Cells::of(clamp<int64_t>(at, 0, size - 1), size, cells) - 1, 0);
+    };
+    const auto last = [&](int64_t at, int64_t size, int64_t cells) {
+      return minimum<int64_t>(Cells::of(clamp<int64_t>(at, 0, size - 1), size, cells) + 1, cells - 1);
+    };
+    row = first(y0, c.height, c.rows), column = first(x0, c.width, c.columns);
+    columns = last(x0 + side - 1, c.width, c.columns) - column + 1;
+    const int64_t count = (last(y0 + side - 1, c.height, c.rows) - row + 1) * columns;
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    for (int64_t i = static_cast<int64_t>(threadIdx.x) / kLanes; i < count; i += kSweepThreads / kLanes) {
+      const int64_t k = (row + i / columns) * c.columns + column + i % columns;
+      const Cells::Window in = c.window(k);
+      const int64_t w = in.x1 - in.x0, area = c.height * c.width;
+      Sums<int64_t, kModel, 1> total;
+      total.clear();
+      for (int64_t j = lane; j < (in.y1 - in.y0) * w; j += kLanes) {
+        const int64_t y = in.y0 + j / w, x = in.x0 + j % w, at = y * c.width + x;
+        if (each.labels[b * area + at] != k) continue;
+        const int32_t* p = each.planes + 3 * b * area + at;
+        const int64_t own[kModel] = {p[0], p[area], p[2 * area], y, x, 1};
+        for (int m = 0; m < kModel; ++m) total.of[m][0] += own[m];
+      }
+      for (int step = kLanes / 2; step > 0; step /= 2) total.join(0, of_lane_across(total, step), 0, 1);
+      if (lane > 0) continue;
+      int64_t sums[kModel];
+      for (int m = 0; m < kModel; ++m) sums[m] = total.of[m][0];
+      means_of(sums, models + i * kModel);
+    }
+  }
+  template <class Move>
+  __device__ const int64_t* operator()(const Move&, int64_t, int32_t label, const int64_t* models) const {
+    const int64_t r = label / each.cells.columns - row, c = label % each.cells.columns - column;
+    return models + (r * columns + c) * kModel;
+  }
+};
+
 // All rounds of the sweeps over a tile of pixels, in one launch. What a pixel chooses depends on its neighbours alone, so a block
 // takes as many pixels around its tile as there are rounds: after each round, the labels are right one pixel further from the
 // edge of what it took. It moves the labels once in, (1 + 2 halo / kTile)^2 times as many as there are pixels, and once out, and
 // the colours of pixels at borders.
-template <class Lab>
-__global__ void __launch_bounds__(kSweepThreads) sweep_kernel(typename MoveBorders<Lab>::template For<int32_t, 0> move,
-                                                              FinerLabels<int32_t, 0> begin, int rounds, int64_t batch) {
+template <class Lab, class Regions>
+__global__ void __launch_bounds__(kSweepThreads)
+    sweep_kernel(typename MoveBorders<Lab>::template For<int32_t, 0> move, FinerLabels<int32_t, 0> begin, Regions regions,
+                 int64_t* wide, int rounds, int64_t batch) {
   TEXVLM_SHARED(labels, int32_t[kMostSide * kMostSide]);
+  TEXVLM_SHARED(models, int64_t[Regions::seen() * kModel]);
   const int t = static_cast<int>(threadIdx.x), side = kTile + 2 * rounds;
   const int64_t tiles = (move.height + kTile - 1) / kTile, x0 = static_cast<int64_t>(blockIdx.x) * kTile - rounds;
   const auto inside = [&](int64_t y, int64_t x) { return y >= 0 && y < move.height && x >= 0 && x < move.width; };
@@ -27,20 +86,29 @@ __global__ void __launch_bounds__(kSweepThreads) sweep_kernel(typename MoveBorde
         const int64_t y = y0 + i / side, x = x0 + i % side;
         labels[i] = inside(y, x) ? begin.label(b, y, x) : -1;
       }
+      regions.measure(b, y0, x0, side, models);
       __syncthreads();
+      const auto model_of = [&](int32_t label) { return regions(move, b, label, models); };
       for (int round = 0; round < rounds; ++round) {
         const int edge = round + 1, odd_y = round / 2 % 2, odd_x = round % 2;
         const int top = edge + static_cast<int>((y0 + edge + odd_y) & 1), left = edge + static_cast<int>((x0 + edge + odd_x) & 1);
         const int rows = (side - edge - top + 1) / 2, columns = (side - edge - left + 1) / 2;
         for (int i = t; i < rows * columns; i += kSweepThreads) {
           const int v = top + 2 * (i / columns), u = left + 2 * (i % columns);
-          if (inside(y0 + v, x0 + u)) labels[v * side + u] = move.chosen(b, y0 + v, x0 + u, labels + v * side + u, side);
+          if (inside(y0 + v, x0 + u))
+            labels[v * side + u] = move.chosen(b, y0 + v, x0 + u, labels + v * side + u, side, model_of);
         }
         __syncthreads();
       }
       for (int i = t; i < kTile * kTile; i += kSweepThreads) {
         const int v = rounds + i / kTile, u = rounds + i % kTile;
-        if (inside(y0 + v, x0 + u)) move.labels[(b * move.height + y0 + v) * move.width + x0 + u] = labels[v * side + u];
+        if (!inside(y0 + v, x0 + u)) continue;
+        const int64_t at = (b * move.height + y0 + v) * move.width + x0 + u;
+        if (wide) {
+          wide[at] = labels[v * side + u];
+        } else {
+          move.labels[at] = labels[v * side + u];
+        }
       }
       __syncthreads();
     }
@@ -135,20 +203,42 @@ void merge_regions(const MergeRegions<int32_t, 0>& merge, int64_t batch, void* s
   launch(merge_kernel, dim3(at_most(batch, 1 << 20)), dim3(kMergeThreads), 0, stream, merge, batch);
 }
 
-template <class Lab>
-void sweep_borders(const typename MoveBorders<Lab>::template For<int32_t, 0>& move, const FinerLabels<int32_t, 0>& begin,
-                   int sweeps, int64_t batch, void* stream) {
+namespace {
+
+template <class Lab, class Regions>
+void sweep(const typename MoveBorders<Lab>::template For<int32_t, 0>& move, const FinerLabels<int32_t, 0>& begin,
+           const Regions& regions, int64_t* wide, int rounds, int64_t batch, void* stream) {
   const auto tiles = [](int64_t n) { return (n + kTile - 1) / kTile; };
   const dim3 grid(static_cast<unsigned>(tiles(move.width)), at_most(tiles(move.height), kMaxGridYZ), at_most(batch, kMaxGridYZ));
-  launch(sweep_kernel<Lab>, grid, dim3(kSweepThreads), 0, stream, move, begin, 4 * sweeps, batch);
+  launch(sweep_kernel<Lab, Regions>, grid, dim3(kSweepThreads), 0, stream, move, begin, regions, wide, rounds, batch);
 }
 
-TEXVLM_QUERIES(LabTable<int32_t, 0>);
+}  // namespace
+
+template <class Lab>
+void sweep_borders(const typename MoveBorders<Lab>::template For<int32_t, 0>& move, const FinerLabels<int32_t, 0>& begin,
+                   int64_t* wide, int sweeps, int64_t batch, void* stream) {
+  sweep<Lab>(move, begin, KnownRegions{}, wide, 4 * sweeps, batch, stream);
+}
+
+bool measures_cells(const Cells& cells) {
+  constexpr int64_t kSide = kTile + 2 * 4;
+  const auto seen = [](int64_t size, int64_t count) { return minimum(count, (kSide * count + size - 1) / size + 3); };
+  return seen(cells.height, cells.rows) * seen(cells.width, cells.columns) <= kMostCellsSeen;
+}
+
+void sweep_cells(const MoveBorders<PlaneLab>::For<int32_t, 0>& move, const RegionModel<int32_t, 0>& measure,
+                 const FinerLabels<int32_t, 0>& begin, int64_t batch, void* stream) {
+  sweep<PlaneLab>(move, begin, SeenRegions{measure}, nullptr, 4, batch, stream);
+}
+
+TEXVLM_QUERIES(StartSuperpixels<int32_t, 0>);
 TEXVLM_QUERIES(RegionModel<int32_t, 0>);
 TEXVLM_ROWS_REDUCED(PictureWeights<int64_t, 0>);
-TEXVLM_QUERIES(TouchingRegions<int32_t, 0>);
-#define TEXVLM_SWEEPS(Lab) \
-  template void sweep_borders<Lab>(const MoveBorders<Lab>::For<int32_t, 0>&, const FinerLabels<int32_t, 0>&, int, int64_t, void*)
+TEXVLM_QUERIES(MeasureAndTouch<int32_t, 0>);
+#define TEXVLM_SWEEPS(Lab)                                                                                                  \
+  template void sweep_borders<Lab>(const MoveBorders<Lab>::For<int32_t, 0>&, const FinerLabels<int32_t, 0>&, int64_t*, int, \
+                                   int64_t, void*)
 TEXVLM_SWEEPS(PlaneLab);
 #define TEXVLM_PICTURE_LAB(S)                   \
   TEXVLM_TEXELS(LabPlanes<S>::For<int32_t, 0>); \

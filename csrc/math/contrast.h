@@ -82,6 +82,19 @@ struct ContrastPlane {
   }
 };
 
+// Both planes that are windows of luma, in one pass; either's `out` may be null.
+template <class T, int C>
+struct EdgeAndContrast {
+  EdgePlane<T, C> edge;
+  ContrastPlane<T, C> contrast;
+
+  template <int N>
+  TEXVLM_HD void pixels(int64_t b, int64_t y, int64_t x, int n) const {
+    if (edge.out) edge.template pixels<N>(b, y, x, n);
+    if (contrast.out) contrast.template pixels<N>(b, y, x, n);
+  }
+};
+
 // Adjoint, first half: what mean and variance of each pixel's box receive; the pixel's own share is added to `to_luma`.
 template <class T, int C>
 struct ContrastAdjointSeed {

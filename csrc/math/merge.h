@@ -41,6 +41,18 @@ struct TouchingRegions {
   }
 };
 
+// Item k: what region k is made of, and what it touches.
+template <class T, int C>
+struct MeasureAndTouch {
+  RegionModel<T, C> measure;
+  TouchingRegions<T, C> touching;
+
+  TEXVLM_HD void operator()(int64_t b, int64_t k, int64_t, int64_t) const {
+    measure(b, k, 0, 1);
+    touching(b, k, 0, 1);
+  }
+};
+
 // Ward's criterion: n m / (n + m) times the squared distance of the means. (Cut off where very long pictures would overflow.)
 TEXVLM_HD int64_t merge_cost(const int64_t* p, const int64_t* q, int64_t place) {
   int64_t d = 0, far = 0;

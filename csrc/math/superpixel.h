@@ -120,6 +120,20 @@ TEXVLM_HD void means_of(const int64_t* sums, int64_t* model) {
   model[5] = n;
 }
 
+// Item n: the table of colours, and how many regions each picture has: what does not depend on the picture.
+template <class T, int C>
+struct StartSuperpixels {
+  LabTable<T, C> table;
+  int64_t* count;  // [B]
+  int64_t batch, regions;
+
+  static constexpr int64_t items(int64_t batch) { return maximum(batch, LabTable<T, C>::kSize); }
+  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
+    if (n < LabTable<T, C>::kSize) table(b, n, 0, 1);
+    if (n < batch) count[n] = regions;
+  }
+};
+
 // Item k: sums and means of region k, gathered from its window.
 template <class T, int C>
 struct RegionModel {
@@ -231,8 +245,9 @@ struct MoveBorders {
       return d + ((place * (ey * ey + ex * ex)) >> 16);
     }
 
-    // What pixel (y, x) chooses; `at` is its label in rows that are `pitch` apart.
-    TEXVLM_HD T chosen(int64_t b, int64_t y, int64_t x, const T* at, int64_t pitch) const {
+    // What pixel (y, x) chooses; `at` is its label in rows that are `pitch` apart, model_of(label) what is known of a region.
+    template <class ModelOf>
+    TEXVLM_HD T chosen(int64_t b, int64_t y, int64_t x, const T* at, int64_t pitch, const ModelOf& model_of) const {
       const bool up = y > 0, down = y + 1 < height, left = x > 0, right = x + 1 < width;
       const T own = *at, none = T(-1);
       const T ring[8] = {up ? at[-pitch] : none,  up && right ? at[1 - pitch] : none,
@@ -254,7 +269,7 @@ struct MoveBorders {
         if (cells.rows > 0 && !cells.may_take(y, x, label)) continue;
         int64_t others = 0;
         for (int j = 0; j < 8; ++j) others += (ring[j] != none) & (ring[j] != label);
-        const int64_t d = cost(colour, y, x, model + (b * regions + label) * kModel, place) + border * others;
+        const int64_t d = cost(colour, y, x, model_of(label), place) + border * others;
         if (i == 0 || d < least) {
           least = d;
           best = label;
@@ -265,7 +280,7 @@ struct MoveBorders {
 
     TEXVLM_HD void choose(int64_t b, int64_t y, int64_t x) const {
       T* at = labels + (b * height + y) * width + x;
-      const T best = chosen(b, y, x, at, width);
+      const T best = chosen(b, y, x, at, width, [&](T label) { return model + (b * regions + label) * kModel; });
       if (best != *at) *at = best;
     }
 

@@ -37,9 +37,9 @@ struct Scene {
   }
 };
 
-// Sweeps over the borders: tiles of a kernel, or quarter by quarter in a loop.
+// Sweeps over the borders: tiles of a kernel, which may measure the regions itself, or quarter by quarter in a loop.
 template <bool Kernel, class Lab>
-void borders(Scene& s, const Lab& lab, const Cells& within, int sweeps) {
+void borders(Scene& s, const Lab& lab, const Cells& within, int sweeps, bool measures = false) {
   const Cells& c = s.cells;
   const std::vector<int32_t> from = s.labels;
   const typename MoveBorders<Lab>::template For<int32_t, 0> move{
@@ -47,7 +47,8 @@ void borders(Scene& s, const Lab& lab, const Cells& within, int sweeps) {
   if constexpr (Kernel) {
     const FinerLabels<int32_t, 0> same{from.data(), nullptr, nullptr, c.height, c.width, c.height, c.width, 0, 0};
     s.labels.assign(s.labels.size(), -7);
-    return cuda::sweep_borders<Lab>(move, same, sweeps, kBatch, nullptr);
+    if (measures) return cuda::sweep_cells(move, {c, from.data(), s.planes.data(), nullptr, nullptr}, same, kBatch, nullptr);
+    return cuda::sweep_borders<Lab>(move, same, nullptr, sweeps, kBatch, nullptr);
   }
   for (int quarter = 0; quarter < 4 * sweeps; ++quarter)
     for (int64_t b = 0; b < kBatch; ++b)
@@ -76,11 +77,15 @@ void run(Scene& s) {
   } else {
     for (int64_t b = 0; b < kBatch; ++b) reduce_row(weigh, b, c.count());
   }
+  const PlaneLab lab{s.planes.data(), c.height, c.width};
   for (int sweep = 0; sweep < 3; ++sweep) {
-    borders<Kernel>(s, PlaneLab{s.planes.data(), c.height, c.width}, c, 1 + sweep % 2);
+    borders<Kernel>(s, lab, c, 1 + sweep % 2);
     queries(measure, c.count());
   }
-  queries(TouchingRegions<int32_t, 0>{c, s.labels.data(), s.touching.data()}, c.count());
+  EXPECT(cuda::measures_cells(c));
+  if constexpr (Kernel) s.model.assign(s.model.size(), -7);  // what is not read
+  borders<Kernel>(s, lab, c, 1, true);
+  queries(MeasureAndTouch<int32_t, 0>{measure, {c, s.labels.data(), s.touching.data()}}, c.count());
   if constexpr (Kernel) {
     cuda::merge_regions(s.merge(), kBatch, nullptr);
   } else {
