@@ -60,7 +60,25 @@ def test_damage_is_the_same_for_its_number() -> None:
         assert len({files.mutated(kind, seed) for seed in range(20)}) > 5
 
 
-PLANTED = {"signal SIGSEGV": "__import__('ctypes').string_at(«0»)", "IndexError": "[1][«2»]"}
+def test_what_is_not_finite_where_it_belongs_is_none() -> None:
+    """A selection's scores beyond its count, and what leaves float16's range in the gradients of a forward that never was."""
+    padded = texvlm.select(torch.rand(3, 2, 16), 4, 8)
+    assert padded.score.isinf().any()
+    assert all(calls.finite(t, False) for t in calls.tensors(padded))
+    padded.score[0, 0] = torch.inf
+    assert not all(calls.finite(t, False) for t in calls.tensors(padded))
+    infinite = torch.full((3,), torch.inf)
+    assert calls.finite(infinite.half(), True)
+    assert not calls.finite(infinite.half(), False)
+    assert not any(calls.finite(t, True) for t in (infinite, infinite.bfloat16(), infinite.half() * 0))
+
+
+GIB = "torch.zeros(1 << 30, dtype=torch.uint8)"
+PLANTED = {
+    "signal SIGSEGV": "__import__('ctypes').string_at(«0»)",
+    "IndexError": "[1][«2»]",
+    "memory grows": f"[globals().setdefault('kept', {GIB}), __import__('time').sleep(«.2»)]",
+}
 
 
 @pytest.mark.parametrize("wrong", PLANTED)

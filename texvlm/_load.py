@@ -42,7 +42,9 @@ def mismatch() -> tuple[str, str] | None:
     what was built here is for the torch that is here.
     """
     beside = os.listdir(HERE.parent)  # glob takes 300 us for its pattern, this 10
-    wheel = next((name for name in beside if name.startswith("texvlm-") and name.endswith(".dist-info") and "+torch" in name), None)
+    wheel = next(
+        (name for name in beside if name.startswith("texvlm-") and name.endswith(".dist-info") and "+torch" in name), None
+    )
     if wheel is None:
         return None
     requires = importlib.metadata.PathDistribution(HERE.parent / wheel).requires
