@@ -73,11 +73,10 @@ def test_what_is_not_finite_where_it_belongs_is_none() -> None:
     assert not any(calls.finite(t, True) for t in (infinite, infinite.bfloat16(), infinite.half() * 0))
 
 
-GIB = "torch.zeros(1 << 30, dtype=torch.uint8)"
 PLANTED = {
     "signal SIGSEGV": "__import__('ctypes').string_at(«0»)",
     "IndexError": "[1][«2»]",
-    "memory grows": f"[globals().setdefault('kept', {GIB}), __import__('time').sleep(«.2»)]",
+    "memory grows": "[__import__('time').sleep(«.2»), vars(torch).setdefault('_kept', torch.ones(700 << 20, dtype=torch.uint8))]",
 }
 
 
@@ -87,14 +86,31 @@ def test_planted_faults_are_found(wrong: str, tmp_path: Path) -> None:
     code = f"""
 import sys
 from fuzz import __main__ as fuzz, hostile, programs
+fuzz.WARM = 0
 fuzz.all_programs = lambda: [programs.Program("planted", {PLANTED[wrong]!r})]
 hostile.filling = lambda rng, usual, of: (usual, True)
-sys.exit(fuzz.main(["--seconds", "30", "--calls", "4", "--hang", "3", "--out", {str(tmp_path)!r}]))
+sys.exit(fuzz.main(["--seconds", "30", "--calls", "12", "--hang", "3", "--out", {str(tmp_path)!r}]))
 """
     done = run("-c", code)
     assert done.returncode == 1, done.stdout + done.stderr
     assert wrong in done.stdout
-    assert "planted-0.py" in {p.name for p in tmp_path.iterdir()}
+    assert {p.name for p in tmp_path.iterdir()} & {f"planted-{number}.py" for number in range(12)}
+
+
+def test_a_large_result_is_no_growth(tmp_path: Path) -> None:
+    """While its call is made, it is there."""
+    code = f"""
+import sys
+from fuzz import __main__ as fuzz, hostile, programs
+fuzz.WARM = 0
+fuzz.all_programs = lambda: [programs.Program("large", "[torch.ones(1 << 30, dtype=torch.uint8), __import__('time').sleep(«.2»)]")]
+fuzz.Fuzz.call = lambda self, number: fuzz.drawn(self.often, self.rare, 0, 0) if number % 4 == 3 else fuzz.Call(
+    programs.Program("small", "__import__('time').sleep(«.2»)"), {{}}, 0, (".2",), True)
+hostile.filling = lambda rng, usual, of: (usual, True)
+sys.exit(fuzz.main(["--seconds", "30", "--calls", "12", "--out", {str(tmp_path)!r}]))
+"""
+    done = run("-c", code)
+    assert done.returncode == 0 and "12 calls" in done.stdout, done.stdout + done.stderr
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

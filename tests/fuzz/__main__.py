@@ -29,6 +29,7 @@ from fuzz.calls import Call, drawn, judged, quiet, smaller
 from fuzz.programs import all_programs
 
 GIB = 1 << 30
+WARM = 20  # seconds after which what is kept for later calls is there
 STAYS = 3  # calls after which memory has grown: a large result is there while its call is
 OFTEN_ENOUGH = 2  # crashes and hangs of what a program calls, after which it is left out
 
@@ -108,7 +109,7 @@ class Fuzz:
             if at != number:
                 number, since, spent = at, now, seconds_of(pid)
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
-            if resident is None and now > until - self.args.seconds + 20:
+            if resident is None and now > until - self.args.seconds + WARM:
                 resident = pages
             large = {*large, at} if pages > (resident or pages) + GIB / 2 or pages > 3 * GIB else set()
             wrong = None
