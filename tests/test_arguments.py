@@ -151,6 +151,7 @@ AXES = texvlm.PCA.fit(torch.rand(20, 9))
         (lambda: texvlm.PCA(AXES.mean[:3], AXES.axes, AXES.variance, 1.0, AXES.text_mean, 9), r"mean must be \[9\] .* got \[3\]"),
         (lambda: selected(grid=[-1]), r"grid must be \(rows, columns\), got \[-1\]"),
         (lambda: selected(size=None), r"size must be \(height, width\), got None"),
+        (lambda: texvlm.noise_gate(IMAGE, 1j), "weights must be a tensor, got complex"),
         (lambda: selected(indices=None).centres(), "indices must be a tensor, got NoneType"),
         (lambda: selected(indices=torch.tensor(3)).boxes(), r"indices must be \[B, k\], got \[\]"),
         (lambda: selected(count=None).mask(), "count must be a tensor, got NoneType"),

@@ -262,7 +262,8 @@ def noise_gate(tokens: Tensor, weights: Tensor, generator: torch.Generator | Non
         >>> texvlm.noise_gate(torch.randn(2, 64, 8), torch.rand(2, 64)).shape
         torch.Size([2, 64, 8])
     """
-    if real_tensor("tokens", tokens).dim() != 3 or real_tensor("weights", weights).shape != tokens.shape[:2]:
+    real_tensor("tokens", tokens), real_tensor("weights", weights)  # both, before either's shape is told
+    if tokens.dim() != 3 or weights.shape != tokens.shape[:2]:
         raise ValueError(f"weights must be [B, N] of tokens [B, N, D], got {list(weights.shape)} and {list(tokens.shape)}")
     mean = tokens.mean(1, keepdim=True)
     deviation = tokens.std(1, keepdim=True, correction=0)
