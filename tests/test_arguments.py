@@ -222,6 +222,14 @@ def test_a_file_that_holds_no_axes_is_named(tmp_path: Path) -> None:
             texvlm.PCA.load(path)
 
 
+def test_a_picture_beyond_pillows_limit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("L", (8, 8)).save(tmp_path / "large.png")
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 9)
+    with pytest.raises(ValueError, match="path must be of a picture within Pillow's limit of pixels, got .*large.png"):
+        texvlm.Texture.open(tmp_path / "large.png")
+
+
 def test_status_never_raises() -> None:
     assert texvlm.gl.status("a toaster").reason == "no OpenGL here: 'a toaster' is no device"
 
