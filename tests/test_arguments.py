@@ -226,7 +226,7 @@ def test_a_picture_beyond_pillows_limit_is_named(tmp_path: Path, monkeypatch: py
     image = pytest.importorskip("PIL.Image")
     image.new("L", (8, 8)).save(tmp_path / "large.png")
     monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 9)
-    with pytest.raises(ValueError, match="path must be of a picture within Pillow's limit of pixels, got .*large.png"):
+    with pytest.raises(ValueError, match=r"path must be of a picture within Pillow's limit of pixels, got .*large\.png"):
         texvlm.Texture.open(tmp_path / "large.png")
 
 
