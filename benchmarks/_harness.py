@@ -133,6 +133,41 @@ def _status(name: str) -> int:
     return int(lines[name].split()[0]) * 1024
 
 
+class Others:
+    """What other processes compute from now on.
+
+    Where they hold the cores, OpenMP's threads wait for each other at the end of every loop, as long as the scheduler gives one its turn
+    late: calls of many short loops then take tens of times as long (README.md, end_to_end).
+    """
+
+    def __init__(self) -> None:
+        self.begun, self.seconds = time.perf_counter(), self._seconds()
+
+    @staticmethod
+    def _seconds() -> float:
+        """Of all processors, less this process's own; 0 where /proc does not tell."""
+        try:
+            ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        except OSError:
+            return 0.0
+        user, nice, system, _idle, _waiting, *rest = map(int, ticks)
+        return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+
+    def cores(self) -> float:
+        """On how many cores they computed, on average."""
+        return max(0.0, (self._seconds() - self.seconds) / max(time.perf_counter() - self.begun, 1e-9))
+
+
+def await_quiet(cores: float, seconds: float) -> None:
+    """Waits until others compute on no more cores than these, for a second; so many seconds at most."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        others = Others()
+        time.sleep(1)
+        if others.cores() <= cores:
+            return
+
+
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
     cpu = platform.processor() or platform.machine()

@@ -81,7 +81,7 @@ void check_gradient(const Tensor& image, int64_t levels) {
   if (!image.requires_grad() || image.dim() != 4) return;  // the op itself refuses another rank
   bool even = true;
   SymInt height = image.sym_size(2), width = image.sym_size(3);
-  for (int64_t l = 1; l < levels && even; ++l) {
+  for (int64_t l = 1; l < std::min<int64_t>(levels, 63) && even; ++l) {  // the op itself refuses more than there are
     for (SymInt* side : {&height, &width}) {
       if (side->sym_le(1).guard_bool(__FILE__, __LINE__)) continue;
       even = even && (*side % 2).sym_eq(0).guard_bool(__FILE__, __LINE__);

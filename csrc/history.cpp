@@ -71,6 +71,7 @@ Tensor gaussian_splat(const Tensor& points, const Tensor& weights, double sigma,
 Gradients gaussian_splat_backward(const Tensor& grad, const Tensor& out, const Tensor& points, const Tensor& weights,
                                   double sigma, double keep, std::array<bool, 3> mask) {
   const char* op = "gaussian_splat_backward";
+  check_shape(op, "points", points, "[B, P, 2]", {-1, -1, 2});
   check_shape(op, "out", out, "[B, H, W]", {points.size(0), -1, -1});
   const int64_t height = out.size(1), width = out.size(2);
   const SplatInputs in = splat_inputs(op, points, weights, sigma, height, width);

@@ -126,11 +126,89 @@ AXES = texvlm.PCA.fit(torch.rand(20, 9))
         ),
         (lambda: texvlm.Embedding(texvlm.DigitsEmbedding()).query(torch.zeros(())), "query must be a vector, or one each"),
         (lambda: texvlm.line_axes(UV, 0.0), "aspect must be positive, got 0"),
+        (lambda: texvlm.warp(print, torch.zeros(1, 2, 4, 4)), "planes must be a tensor, got builtin_function_or_method"),
+        (lambda: texvlm.attention_map([[0.0]], 4, 4), "attention must be a tensor, got list"),
+        (lambda: texvlm.relevance([[0.0]], UV[0, 0]), "source must be a tensor, got list"),
+        (lambda: texvlm.relevance(UV, UV[0, 0]), r"source must be planes .* or a texture, got \[2, 5, 2\]"),
+        (lambda: texvlm.straight_through(torch.zeros(1, 1).long(), 1j), "weights must be a tensor, got complex"),
+        (lambda: texvlm.straight_through(torch.zeros(1, 1).long(), torch.rand(5)), r"weights must be \[B, N\], got \[5\]"),
+        (
+            lambda: texvlm.straight_through(torch.zeros(2, 1), UV[:, 0]),
+            r"indices must be int64 \[2, k\], got torch.float32 \[2, 1\]",
+        ),
+        (
+            lambda: texvlm.straight_through(torch.zeros(1, 1).long(), UV[:, 0]),
+            r"indices must be int64 \[2, k\], got torch.int64 \[1, 1\]",
+        ),
+        (lambda: texvlm.noisy_topk(torch.rand(5), 1, noise=torch.rand(1, 5)), r"scores must be \[B, N\], got \[5\]"),
+        (lambda: texvlm.noisy_topk(UV[0], 1, noise=UV[0, :1]), r"noise must be as large as scores, \[5, 2\], got \[1, 2\]"),
+        (lambda: texvlm.DigitsEmbedding().encode_image(None), "pictures must be a tensor, got NoneType"),
+        (lambda: texvlm.DigitsEmbedding().encode_image(IMAGE[0]), r"pictures must be \[B, 3, H, W\], got \[3, 32, 32\]"),
+        (
+            lambda: texvlm.PCA(AXES.mean, AXES.axes[0], AXES.variance, 1.0, AXES.text_mean, 9),
+            r"axes must be \[16, D\], got \[9\]",
+        ),
+        (lambda: texvlm.PCA(AXES.mean[:3], AXES.axes, AXES.variance, 1.0, AXES.text_mean, 9), r"mean must be \[9\] .* got \[3\]"),
+        (lambda: selected(grid=[-1]), r"grid must be \(rows, columns\), got \[-1\]"),
+        (lambda: selected(size=None), r"size must be \(height, width\), got None"),
+        (lambda: texvlm.noise_gate(IMAGE, 1j), "weights must be a tensor, got complex"),
+        (lambda: selected(indices=None).centres(), "indices must be a tensor, got NoneType"),
+        (lambda: selected(indices=torch.tensor(3)).boxes(), r"indices must be \[B, k\], got \[\]"),
+        (lambda: selected(count=None).mask(), "count must be a tensor, got NoneType"),
+        (lambda: selected(count=torch.tensor(3)).boxes(), r"count must be \[1\] beside indices, got \[\]"),
+        (lambda: selected(lod=UV).boxes(), r"lod must be \[1, 1\] beside indices, got \[2, 5, 2\]"),
+        (lambda: selected(cell=2**70).boxes(), "cell must be at least 1 and below 2.63, got 1180591620717411303424"),
+        (lambda: texvlm.select(IMAGE, 4, path="learned", scorer=print), "what scorer returns must be a tensor, got NoneType"),
+        (lambda: texvlm.Allocator(participation=()).fit_normalisation(torch.tensor(3.0)), r"features must be \[..., terms\]"),
+        (lambda: texvlm.TensionBalancer(2)(torch.tensor(3.0)), r"features must be \[B, n, inputs\], got \[\]"),
+        (lambda: texvlm.Participation(2, 2)(UV, UV, torch.tensor(3.0)), r"query must be \[B, query\], got \[\]"),
+        (lambda: texvlm.FoveaLayout(rings=None), "rings must be a sequence, got None"),
+        (lambda: texvlm.cell_features(TEXTURE, torch.zeros(2, 1).long(), None), "terms must be a sequence, got None"),
+        (lambda: texvlm.CascadeConfig(None), "terms must be a mapping from terms to weights, got NoneType"),
+        (
+            lambda: torch.ops.texvlm.gaussian_splat_backward(UV, UV, torch.tensor(3.0), UV[..., 0], 0.1, 1.0, mask=[True] * 3),
+            r"points must be \[B, P, 2\].*got \[\]",
+        ),
     ],
 )
 def test_it_is_named(call, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+def selected(**other) -> texvlm.Selection:
+    """A selection made by hand."""
+    one = torch.zeros(1, 1)
+    given = {"indices": one.long(), "count": one[0].long(), "grid": (2, 2), "cell": 8, "lod": one, "size": (16, 16)} | other
+    return texvlm.Selection(score=one, weight=one, weights_all=None, axes=None, **given)
+
+
+SCORES = torch.rand(2, 9)
+PLANES = torch.rand(2, 4, 4)
+WITH_NUMBERS = {
+    "lod of sample": ("lod", lambda n: TEXTURE.sample(UV, n)),
+    "lod of sample_lod_hardware": ("lod", lambda n: texvlm.sample_lod_hardware(TEXTURE, UV, n)),
+    "lod of extract_patches": ("lod", lambda n: TEXTURE.patches(UV, n, 2)),
+    "radius of fixate": ("radius", lambda n: texvlm.fixate(PLANES, 2, n)),
+    "aspect of line_axes": ("aspect", lambda n: texvlm.line_axes(UV, n)),
+    "keep of gaussian_splat": ("keep", lambda n: texvlm.gaussian_splat(UV, UV[..., 0], 0.1, 4, 4, base=PLANES, keep=n)),
+    "threshold of dirty_tiles": ("threshold", lambda n: texvlm.dirty_tiles(IMAGE, IMAGE, 8, n).count),
+    "temperature of soft_topk": ("temperature", lambda n: texvlm.soft_topk(SCORES, 2, n)),
+    "temperature of log_soft_topk": ("temperature", lambda n: texvlm.log_soft_topk(SCORES, 2, n)),
+    "temperature of noisy_topk": ("temperature", lambda n: texvlm.noisy_topk(SCORES, 2, n)),
+    "sigma of perturbed_topk": ("sigma", lambda n: texvlm.perturbed_topk(SCORES, 2, 5, n, 0)),
+    "e0 of FoveaLayout": ("e0", lambda n: texvlm.FoveaLayout(1, (), e0=n).place(torch.float64, UV.device)),
+    "weights of select": ("edge", lambda n: texvlm.select(IMAGE, 2, weights={"edge": n}).indices),
+}
+
+
+@pytest.mark.parametrize("where", WITH_NUMBERS)
+def test_a_whole_number_of_any_size_is_a_number(where: str) -> None:
+    """torch takes none beyond 64 bits, where a float of that size is as good as any."""
+    argument, call = WITH_NUMBERS[where]
+    torch.testing.assert_close(call(2**70), call(2.0**70), rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(ValueError, match=f"{argument} must be at most 1.8e308 in size"):
+        call(10**400)
 
 
 def test_a_file_that_holds_no_axes_is_named(tmp_path: Path) -> None:
@@ -142,6 +220,14 @@ def test_a_file_that_holds_no_axes_is_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"axes\.npz does not hold the axes that PCA\.save wrote: "):
             texvlm.PCA.load(path)
+
+
+def test_a_picture_beyond_pillows_limit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("L", (8, 8)).save(tmp_path / "large.png")
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 9)
+    with pytest.raises(ValueError, match=r"path must be of a picture within Pillow's limit of pixels, got .*large\.png"):
+        texvlm.Texture.open(tmp_path / "large.png")
 
 
 def test_status_never_raises() -> None:

@@ -60,7 +60,24 @@ def test_damage_is_the_same_for_its_number() -> None:
         assert len({files.mutated(kind, seed) for seed in range(20)}) > 5
 
 
-PLANTED = {"signal SIGSEGV": "__import__('ctypes').string_at(«0»)", "IndexError": "[1][«2»]"}
+def test_what_is_not_finite_where_it_belongs_is_none() -> None:
+    """A selection's scores beyond its count, and what leaves float16's range in the gradients of a forward that never was."""
+    padded = texvlm.select(torch.rand(3, 2, 16), 4, 8)
+    assert padded.score.isinf().any()
+    assert all(calls.finite(t, False) for t in calls.tensors(padded))
+    padded.score[0, 0] = torch.inf
+    assert not all(calls.finite(t, False) for t in calls.tensors(padded))
+    infinite = torch.full((3,), torch.inf)
+    assert calls.finite(infinite.half(), True)
+    assert not calls.finite(infinite.half(), False)
+    assert not any(calls.finite(t, True) for t in (infinite, infinite.bfloat16(), infinite.half() * 0))
+
+
+PLANTED = {
+    "signal SIGSEGV": "__import__('ctypes').string_at(«0»)",
+    "IndexError": "[1][«2»]",
+    "memory grows": "[__import__('time').sleep(«.2»), vars(torch).setdefault('_kept', torch.ones(700 << 20, dtype=torch.uint8))]",
+}
 
 
 @pytest.mark.parametrize("wrong", PLANTED)
@@ -69,14 +86,31 @@ def test_planted_faults_are_found(wrong: str, tmp_path: Path) -> None:
     code = f"""
 import sys
 from fuzz import __main__ as fuzz, hostile, programs
+fuzz.WARM = 0
 fuzz.all_programs = lambda: [programs.Program("planted", {PLANTED[wrong]!r})]
 hostile.filling = lambda rng, usual, of: (usual, True)
-sys.exit(fuzz.main(["--seconds", "30", "--calls", "4", "--hang", "3", "--out", {str(tmp_path)!r}]))
+sys.exit(fuzz.main(["--seconds", "30", "--calls", "12", "--hang", "3", "--out", {str(tmp_path)!r}]))
 """
     done = run("-c", code)
     assert done.returncode == 1, done.stdout + done.stderr
     assert wrong in done.stdout
-    assert "planted-0.py" in {p.name for p in tmp_path.iterdir()}
+    assert {p.name for p in tmp_path.iterdir()} & {f"planted-{number}.py" for number in range(12)}
+
+
+def test_a_large_result_is_no_growth(tmp_path: Path) -> None:
+    """While its call is made, it is there."""
+    code = f"""
+import sys
+from fuzz import __main__ as fuzz, hostile, programs
+fuzz.WARM = 0
+fuzz.all_programs = lambda: [programs.Program("large", "[torch.ones(1 << 30, dtype=torch.uint8), __import__('time').sleep(«.2»)]")]
+fuzz.Fuzz.call = lambda self, number: fuzz.drawn(self.often, self.rare, 0, 0) if number % 4 == 3 else fuzz.Call(
+    programs.Program("small", "__import__('time').sleep(«.2»)"), {{}}, 0, (".2",), True)
+hostile.filling = lambda rng, usual, of: (usual, True)
+sys.exit(fuzz.main(["--seconds", "30", "--calls", "12", "--out", {str(tmp_path)!r}]))
+"""
+    done = run("-c", code)
+    assert done.returncode == 0 and "12 calls" in done.stdout, done.stdout + done.stderr
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

@@ -387,6 +387,9 @@ def test_what_it_does_not_do() -> None:
     for dtype in (torch.float64, torch.bfloat16):
         with pytest.raises(ValueError, match=r"image must be float32, float16 or uint8 \(OpenGL has no textures"):
             texvlm.generate_mipmaps(torch.rand(3, 8, 8).to(dtype), backend="gl")
+    for image in (torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8, requires_grad=True)):  # whose gradient is looked at before
+        with pytest.raises(ValueError, match="levels must be from 1 to 4 for 8 x 8, got 4611686018427387904"):
+            op(image, 2**62)
 
 
 USE = """

@@ -111,10 +111,26 @@ def test_a_wheel_for_another_torch_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
     there = tmp_path / "texvlm-0.1.0+torch2.9.dist-info"
     there.mkdir()
     (there / "METADATA").write_text("Metadata-Version: 2.1\nName: texvlm\nVersion: 0.1.0\nRequires-Dist: torch==2.9.*\n")
-    monkeypatch.setattr(_load.importlib.metadata, "distribution", lambda name: importlib.metadata.PathDistribution(there))
+    monkeypatch.syspath_prepend(tmp_path)
     assert _load.mismatch() is None  # another texvlm's
     monkeypatch.setattr(_load, "HERE", (tmp_path / "texvlm").resolve())
     assert _load.mismatch() == (
         f"this wheel of it is for torch 2.9, and you run {torch.__version__}",
         f"the wheel for torch {'.'.join(torch.__version__.split('.')[:2])}, or pip install 'torch==2.9.*'",
     )
+
+
+@pytest.mark.parametrize("beside", [None, "texvlm-0.1.0.dist-info", "texvlm.egg-info", "torch-2.9.0.dist-info"])
+def test_what_was_built_here_reads_no_metadata(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, beside: str | None) -> None:
+    """It would be read at each import."""
+    for name in [beside] if beside else []:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "METADATA").write_text("Metadata-Version: 2.1\nName: texvlm\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_load, "HERE", (tmp_path / "texvlm").resolve())
+
+    def read(self: object, name: str) -> None:
+        raise AssertionError(f"{name} is read")
+
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", read)
+    assert _load.mismatch() is None

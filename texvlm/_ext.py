@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 
 from texvlm import _load
 
@@ -147,6 +147,25 @@ def integer(argument: str, value: Any, least: int | None = None) -> int:
     if least is not None and not least <= number < 1 << 63:
         raise ValueError(f"{argument} must be at least {least}{'' if number < least else ' and below 2^63'}, got {number}")
     return cast("int", number)
+
+
+def real(argument: str, value: Any) -> float:
+    """A real number (of Python, NumPy, a 0-d tensor, or symbolic) as a float, as torch takes no whole number beyond 64 bits; no bool."""
+    if isinstance(value, (float, torch.SymInt, torch.SymFloat)):
+        return cast("float", value)
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise TypeError(f"{argument} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{argument} must be at most 1.8e308 in size, got a larger whole number") from None
+
+
+def sequence(argument: str, value: Any) -> tuple[Any, ...]:
+    """Several values, of whatever holds them, but for a text."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{argument} must be a sequence, got {value!r}")
+    return tuple(value)
 
 
 def real_tensor(argument: str, value: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> torch.Tensor:

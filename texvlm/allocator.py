@@ -101,6 +101,8 @@ class Participation(nn.Module):
 
     def forward(self, embedding: Tensor, features: Tensor, query: Tensor) -> Tensor:
         """Scores of embeddings [B, n, inputs], and of the same standardised, for queries [B, query]."""
+        if query.dim() != 2:
+            raise ValueError(f"query must be [B, query], got {list(query.shape)}")
         query = F.normalize(query, dim=-1)[:, None]
         if hasattr(self, "align"):
             score = (self.align(query) * features).sum(-1)
@@ -132,6 +134,8 @@ class TensionBalancer(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Shares [B, scorers] for features [B, n, inputs]; cells with one that is not finite do not count."""
+        if features.dim() != 3:
+            raise ValueError(f"features must be [B, n, inputs], got {list(features.shape)}")
         there = features.isfinite().all(-1, keepdim=True)
         features, count = torch.where(there, features, 0), there.sum(1).clamp(min=1)
         mean = features.sum(1) / count
@@ -238,6 +242,8 @@ class Allocator(Pretrained):
         """Takes mean and deviation of each term from features [..., terms]; rows that are not finite do not count. Returns itself."""
         if not self.normalised:
             raise ValueError("normalisation is 'none': there is nothing to fit")
+        if features.dim() < 2:
+            raise ValueError(f"features must be [..., terms], of at least two rows, got {list(features.shape)}")
         rows = self._inputs(features.detach().flatten(0, -2).double())
         rows = rows[rows.isfinite().all(-1)]
         if len(rows) < 2:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from texvlm._constants import constant
+from texvlm._ext import real_tensor
 from texvlm.digits import DigitsEmbedding
 from texvlm.pca import AXES, PCA, Moments, unit
 from texvlm.pictures import as_float, as_rgb
@@ -236,8 +237,8 @@ def relevance(source: Tensor | Texture, query: Tensor | Sequence[float] | None =
             raise ValueError(f"this texture has no embedding ({source.meta['embedding_0']})")
         planes = source.level(level)
         source = torch.stack([planes[:, source.index(f"embedding_{i}")] for i in range(AXES)], 1)
-    if source.dim() != 4:
-        raise ValueError(f"planes must be [B, K, h, w], got {list(source.shape)}")
+    if real_tensor("source", source).dim() != 4:
+        raise ValueError(f"source must be planes [B, K, h, w] or a texture, got {list(source.shape)}")
     work = torch.float64 if source.dtype == torch.float64 else torch.float32
     asked = (
         constant(query, work, source.device)

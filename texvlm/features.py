@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from texvlm._constants import places
-from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor
+from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor, sequence
 from texvlm.channel_sources import COLOURS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def parse_term(term: str) -> tuple[str, str]:
 
 def term_channels(texture: Texture, terms: Sequence[str], width: int) -> tuple[list[str], list[int], list[int]]:
     """What the op is told of terms: the statistics, their first channels in the texture, and red, green and blue where one reads them."""
-    parsed = [parse_term(term) for term in terms]
+    parsed = [parse_term(term) for term in sequence("terms", terms)]
     lights = [texture.index(name) for name in COLOURS] if any(what in LIGHTS for what, _ in parsed) else []
     channels = [0 if what in LIGHTS else texture.index(channel) for what, channel in parsed]
     for (what, _), first in zip(parsed, channels):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from texvlm._constants import constant
-from texvlm._ext import acc_dtype, coordinates, fake, fake_gradients, integer, ops, real_tensor
+from texvlm._ext import acc_dtype, coordinates, fake, fake_gradients, integer, ops, real, real_tensor, sequence
 from texvlm.patches import extract_patches
 from texvlm.texture import Texture
 
@@ -80,7 +80,7 @@ class FoveaLayout:
     _offsets: Tensor | None = field(init=False, repr=False)  # [N, 2], where neither e0 nor m0 is learned
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rings", tuple(self.rings))
+        object.__setattr__(self, "rings", sequence("rings", self.rings))
         for name, number, least in (("fovea", self.fovea, 0), ("patch", self.patch, 1)):
             integer(name, number, least)
         for number in self.rings:
@@ -95,7 +95,7 @@ class FoveaLayout:
                     raise ValueError(
                         f"{name} must be a number or a 0-d floating point tensor, got {value.dtype} {list(value.shape)}"
                     )
-            elif value is not None and not (math.isfinite(value) and value > 0):
+            elif (value is not None or name == "e0") and not 0 < real(name, value) < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
         directions, steps = _grid(self.fovea)
         for ring, n in enumerate(self.rings):
@@ -205,6 +205,7 @@ def fixate(plane: Tensor, count: int = 1, radius: float = 0.1) -> tuple[Tensor, 
     if plane.dim() != 3 or 0 in plane.shape[1:]:
         raise ValueError(f"plane must be [B, h, w] and not empty, got {list(plane.shape)}")
     count = integer("count", count, 0)
+    radius = real("radius", radius)
     if not (math.isfinite(radius) and radius > 0):
         raise ValueError(f"radius must be positive, got {radius}")
     dtype, (height, width) = acc_dtype(plane.dtype), plane.shape[1:]
@@ -246,6 +247,7 @@ def line_axes(direction: Tensor, aspect: float = 4.0) -> Tensor:
     """
     if real_tensor("direction", direction).shape[-1:] != (2,):
         raise ValueError(f"direction must be [..., 2], got {list(direction.shape)}")
+    aspect = real("aspect", aspect)
     if not 0 < aspect < math.inf:  # what torch.compile can trace
         raise ValueError(f"aspect must be positive, got {aspect}")
     along = torch.nn.functional.normalize(direction, dim=-1)

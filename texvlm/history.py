@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, fake_gradients, ops, real_tensor
+from texvlm._ext import acc_dtype, fake, fake_gradients, ops, real, real_tensor
 from texvlm.warping import warp
 
 FIXATION_SIGMA = 0.05
@@ -50,6 +50,7 @@ def gaussian_splat(
         >>> plane[0, 2].mul(100).round().tolist()
         [0.0, 14.0, 100.0, 14.0, 0.0]
     """
+    keep = real("keep", keep)
     if not math.isfinite(keep):
         raise ValueError(f"keep must be finite, got {keep}")
     acc = acc_dtype(real_tensor("points", points).dtype)
@@ -173,7 +174,7 @@ def attention_map(attention: Tensor, height: int, width: int) -> Tensor:
         >>> texvlm.attention_map(torch.tensor([[0.0, 1.0]]), 1, 4)
         tensor([[[0.0000, 0.2500, 0.7500, 1.0000]]])
     """
-    return ops.enlarge(attention if attention.dim() == 3 else attention[None], height, width)
+    return ops.enlarge(attention if real_tensor("attention", attention).dim() == 3 else attention[None], height, width)
 
 
 @fake("gaussian_splat")

@@ -9,6 +9,7 @@ from typing import Any, SupportsFloat
 
 from torch import Tensor
 
+from texvlm._ext import real
 from texvlm.allocation import GAINS
 from texvlm.channel_sources import COLOURS
 from texvlm.channels import CHANNELS
@@ -126,6 +127,8 @@ class CascadeConfig:
             raise ValueError(f"levels must be from 1 to 8, got {self.levels}")
         if (own := getattr(self.scorer, "terms", None)) is not None:
             object.__setattr__(self, "terms", dict.fromkeys(own, 1.0))
+        if not isinstance(self.terms, Mapping):
+            raise TypeError(f"terms must be a mapping from terms to weights, got {type(self.terms).__name__}")
         for term in self.terms:
             channels_of(term)
         if isinstance(self.scorer, str) or not hasattr(self.scorer, "terms"):
@@ -178,7 +181,7 @@ class CascadeConfig:
         if not isinstance(weights, Mapping | None):
             raise TypeError(f"weights must be a mapping, got {type(weights).__name__}")
         for name, weight in (weights or {}).items():
-            if not (isinstance(weight, SupportsFloat) and math.isfinite(weight)):
+            if not (isinstance(weight, SupportsFloat) and (isinstance(weight, bool) or math.isfinite(real(name, weight)))):
                 raise ValueError(f"weights must be finite, got {name} = {weight!r}")
             if name == "contiguity":
                 contiguity = float(weight)

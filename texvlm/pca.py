@@ -116,6 +116,14 @@ class PCA:
     text_mean: Tensor
     count: int
 
+    def __post_init__(self) -> None:
+        if real_tensor("axes", self.axes).dim() != 2:
+            raise ValueError(f"axes must be [16, D], got {list(self.axes.shape)}")
+        kept, width = self.axes.shape
+        for name, wanted in (("mean", width), ("variance", kept), ("text_mean", width)):
+            if real_tensor(name, getattr(self, name)).shape != (wanted,):
+                raise ValueError(f"{name} must be [{wanted}] beside axes {[kept, width]}, got {list(getattr(self, name).shape)}")
+
     @classmethod
     def fit(cls, features: Tensor | Iterable[Tensor], texts: Tensor | None = None, axes: int = AXES, centre: bool = True) -> PCA:
         """Fits the axes.

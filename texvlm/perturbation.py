@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, integer, ops, real_tensor
+from texvlm._ext import acc_dtype, fake, integer, ops, real, real_tensor
 
 
 def perturbed_topk(
@@ -44,7 +44,11 @@ def perturbed_topk(
     if seed is None:
         seed = int(torch.randint(1 << 62, ()))
     gate, indices = ops.perturbed_topk(
-        scores.to(acc_dtype(scores.dtype)), integer("k", k, 0), integer("samples", samples), float(sigma), integer("seed", seed)
+        scores.to(acc_dtype(scores.dtype)),
+        integer("k", k, 0),
+        integer("samples", samples),
+        real("sigma", sigma),
+        integer("seed", seed),
     )
     return indices, gate
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from texvlm._ext import coordinates, fake, fake_gradients, ops
+from texvlm._ext import coordinates, fake, fake_gradients, ops, real
 
 if TYPE_CHECKING:
     from texvlm.texture import Texture
@@ -104,9 +104,10 @@ def lod_queries(data: Tensor, uv: Tensor, lod: Tensor | float, name: str = "uv")
     if isinstance(lod, Tensor) and shape is None and lod.dtype == uv.dtype and lod.shape == uv.shape[:2]:
         return uv, lod, shape  # as it mostly comes
     if isinstance(lod, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(lod, bool):
+        number = lod if type(lod) is float else real("lod", lod)
         return (
             uv,
-            torch.full((), lod, dtype=uv.dtype, device=uv.device).expand(uv.shape[:2]),
+            torch.full((), number, dtype=uv.dtype, device=uv.device).expand(uv.shape[:2]),
             shape,
         )  # new_full takes twice as long
     if not isinstance(lod, Tensor) and not hasattr(lod, "__array_interface__"):

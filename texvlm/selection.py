@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from texvlm._ext import integer, real_tensor
+
 if TYPE_CHECKING:
     from texvlm.texture import Texture
 
@@ -59,14 +61,28 @@ class Selection:
     axes: Tensor | None
     size: tuple[int, int]
 
+    def __post_init__(self) -> None:
+        for name in ("grid", "size"):
+            pair = getattr(self, name)
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ValueError(f"{name} must be {'(rows, columns)' if name == 'grid' else '(height, width)'}, got {pair!r}")
+
     def _kept(self) -> Tensor:
         """Which entries there are, bool [B, k]."""
+        if real_tensor("indices", self.indices).dim() != 2:
+            raise ValueError(f"indices must be [B, k], got {list(self.indices.shape)}")
+        if real_tensor("count", self.count).shape != self.indices.shape[:1]:
+            raise ValueError(f"count must be {list(self.indices.shape[:1])} beside indices, got {list(self.count.shape)}")
         return torch.arange(self.indices.shape[1], device=self.indices.device) < self.count[:, None]
 
     def _corner(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row and column of the upper left cell, the side in pixels, and which entries there are."""
+        kept = self._kept()
+        integer("cell", self.cell, 1)
+        if real_tensor("lod", self.lod).shape != kept.shape:
+            raise ValueError(f"lod must be {list(kept.shape)} beside indices, got {list(self.lod.shape)}")
         row = self.indices.div(self.grid[1], rounding_mode="floor")
-        return row, self.indices - row * self.grid[1], (self.lod.exp2() * self.cell).round().long(), self._kept()
+        return row, self.indices - row * self.grid[1], (self.lod.exp2() * self.cell).round().long(), kept
 
     def centres(self) -> Tensor:
         """The centres of the tokens, uv [B, k, 2]; of a partial cell the centre of the whole one. -1 beyond `count`.

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from texvlm._ext import acc_dtype, fake, integer, ops, real_tensor
+from texvlm._ext import acc_dtype, fake, integer, ops, real, real_tensor
 
 LINKS = ("logistic", "gumbel")
 """How a score beyond the threshold becomes a weight."""
@@ -23,7 +23,7 @@ def _soft(scores: Tensor, k: int, temperature: float, link: str, noise: Tensor |
             raise ValueError(f"noise must be as large as scores, {list(scores.shape)}, got {list(noise.shape)}")
         scores = scores + noise
     rows = scores if scores.dim() == 2 else scores[None]
-    weights, threshold = ops.soft_topk(rows, integer("k", k, 0), float(temperature), link)
+    weights, threshold = ops.soft_topk(rows, integer("k", k, 0), real("temperature", temperature), link)
     return rows, weights, threshold
 
 
@@ -80,7 +80,9 @@ def log_soft_topk(
     """
     rows, _, threshold = _soft(scores, k, temperature, link, noise)
     there = rows.isfinite() & threshold.isfinite()[:, None]
-    z = (torch.where(there, rows, 0).double() - torch.where(threshold.isfinite(), threshold, 0)[:, None]) / float(temperature)
+    z = (torch.where(there, rows, 0).double() - torch.where(threshold.isfinite(), threshold, 0)[:, None]) / real(
+        "temperature", temperature
+    )
     if link == "logistic":
         log = F.logsigmoid(z)
     else:
@@ -121,7 +123,9 @@ def gumbel_topk(scores: Tensor, k: int, temperature: float = 1.0, generator: tor
         tensor([[1, 2]])
     """
     scores = real_tensor("scores", scores).detach()
-    return ops.select_topk(scores.to(acc_dtype(scores.dtype)) / float(temperature) + gumbel_noise(scores, generator), k)[1]
+    return ops.select_topk(
+        scores.to(acc_dtype(scores.dtype)) / real("temperature", temperature) + gumbel_noise(scores, generator), k
+    )[1]
 
 
 def sample_exact(weights: Tensor, k: int | None = None, generator: torch.Generator | None = None) -> Tensor:
@@ -186,6 +190,10 @@ def straight_through(indices: Tensor, weights: Tensor) -> Tensor:
         >>> gate.item(), bool((scores.grad != 0).all())
         (1.0, True)
     """
+    if real_tensor("weights", weights).dim() != 2:
+        raise ValueError(f"weights must be [B, N], got {list(weights.shape)}")
+    if real_tensor("indices", indices).dtype != torch.int64 or indices.dim() != 2 or len(indices) != len(weights):
+        raise ValueError(f"indices must be int64 [{len(weights)}, k], got {indices.dtype} {list(indices.shape)}")
     kept = weights.gather(1, indices)
     return kept - kept.detach() + 1
 
@@ -222,6 +230,10 @@ def noisy_topk(
         >>> gate.log().abs().max().item()
         0.0
     """
+    if real_tensor("scores", scores).dim() != 2:
+        raise ValueError(f"scores must be [B, N], got {list(scores.shape)}")
+    if noise is not None and real_tensor("noise", noise).shape != scores.shape:
+        raise ValueError(f"noise must be as large as scores, {list(scores.shape)}, got {list(noise.shape)}")
     log = log_soft_topk(scores, k, temperature, link)
     noisy = scores.detach() if noise is None else scores.detach() + noise
     indices = ops.select_topk(noisy.to(acc_dtype(scores.dtype)), k)[1]
@@ -250,7 +262,8 @@ def noise_gate(tokens: Tensor, weights: Tensor, generator: torch.Generator | Non
         >>> texvlm.noise_gate(torch.randn(2, 64, 8), torch.rand(2, 64)).shape
         torch.Size([2, 64, 8])
     """
-    if real_tensor("tokens", tokens).dim() != 3 or real_tensor("weights", weights).shape != tokens.shape[:2]:
+    real_tensor("tokens", tokens), real_tensor("weights", weights)  # both, before either's shape is told
+    if tokens.dim() != 3 or weights.shape != tokens.shape[:2]:
         raise ValueError(f"weights must be [B, N] of tokens [B, N, D], got {list(weights.shape)} and {list(tokens.shape)}")
     mean = tokens.mean(1, keepdim=True)
     deviation = tokens.std(1, keepdim=True, correction=0)

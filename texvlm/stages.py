@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from texvlm._constants import constant
-from texvlm._ext import ops
+from texvlm._ext import ops, real_tensor
 from texvlm.allocation import colours, node_values
 from texvlm.features import all_cells, cell_features, node_features
 from texvlm.footprint import sample_grad
@@ -89,7 +89,7 @@ class Run:
         elif config.scorer is not None and not isinstance(config.scorer, str):
             features = self.features(cells, samples, list(terms))
             scores = config.scorer(features, self.query) if config.asks else config.scorer(features)
-            if scores.shape != cells.shape:
+            if real_tensor("what scorer returns", scores).shape != cells.shape:
                 raise ValueError(f"scorer must return scores {list(cells.shape)}, got {list(scores.shape)}")
         else:
             terms = {term: weight for term, weight in terms.items() if weight != 0}

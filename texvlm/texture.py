@@ -149,8 +149,11 @@ class Texture:
             from PIL import Image
         except ImportError:
             raise ImportError("Texture.open needs Pillow: pip install pillow") from None
-        with Image.open(path) as image:
-            return cls(image, **options)
+        try:
+            with Image.open(path) as image:
+                return cls(image, **options)
+        except Image.DecompressionBombError as error:  # no ValueError, by Pillow's choice
+            raise ValueError(f"path must be of a picture within Pillow's limit of pixels, got {path}: {error}") from None
 
     @classmethod
     def stack(cls, textures: Sequence[Texture]) -> Texture:

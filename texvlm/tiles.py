@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from texvlm._ext import fake, integer, ops, real_tensor
+from texvlm._ext import fake, integer, ops, real, real_tensor
 
 MEASURES = ("largest", "mean")
 
@@ -61,6 +61,7 @@ def dirty_tiles(frame: Tensor, reference: Tensor, tile: int = 32, threshold: flo
         tensor([0])
     """
     tile = integer("tile", tile, 8)
+    threshold = real("threshold", threshold)
     if not (math.isfinite(threshold) and threshold >= 0):
         raise ValueError(f"threshold must be finite and at least 0, got {threshold}")
     if measure not in MEASURES:

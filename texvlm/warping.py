@@ -42,7 +42,7 @@ def warp(planes: Tensor, flow: Tensor, occlusion: Tensor | None = None, fill: fl
         >>> texvlm.warp(torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]), flow)
         tensor([[[0., 0., 1., 2.]]])
     """
-    field = real_tensor("flow", flow, acc_dtype(planes.dtype))
+    field = real_tensor("flow", flow, acc_dtype(real_tensor("planes", planes).dtype))
     if planes.dim() == 3:
         return ops.warp(planes[:, None], field, fill, occlusion)[:, 0]
     return ops.warp(planes, field, fill, occlusion)

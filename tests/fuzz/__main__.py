@@ -29,6 +29,8 @@ from fuzz.calls import Call, drawn, judged, quiet, smaller
 from fuzz.programs import all_programs
 
 GIB = 1 << 30
+WARM = 20  # seconds after which what is kept for later calls is there
+STAYS = 3  # calls after which memory has grown: a large result is there while its call is
 OFTEN_ENOUGH = 2  # crashes and hangs of what a program calls, after which it is left out
 
 
@@ -90,6 +92,7 @@ class Fuzz:
     def watched(self, pid: int, pipe: Connection, until: float) -> str | None:
         """Waits for a child; how it ended, if not well."""
         resident, number, since, spent = None, -1, time.monotonic(), 0.0
+        large: set[int] = set()
         while True:
             while pipe.poll(0.05):
                 try:
@@ -106,13 +109,14 @@ class Fuzz:
             if at != number:
                 number, since, spent = at, now, seconds_of(pid)
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
-            if resident is None and now > until - self.args.seconds + 20:
+            if resident is None and now > until - self.args.seconds + WARM:
                 resident = pages
+            large = {*large, at} if pages > (resident or pages) + GIB / 2 or pages > 3 * GIB else set()
             wrong = None
             # Of the processor's time, since it may be shared; who waits for a lock uses none.
             if seconds_of(pid) - spent > self.args.hang or now - since > 10 * self.args.hang:
                 wrong = f"hangs for more than {self.args.hang:g} s"
-            elif pages > (resident or pages) + GIB / 2 or pages > 3 * GIB:
+            elif len(large) > STAYS:
                 wrong = "memory grows"
             if wrong:
                 os.kill(pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ import torch
 
 import texvlm
 from fuzz import files, hostile
-from fuzz.programs import NAMES, Program, sizes
+from fuzz.programs import NAMES, OVERFLOWING, Program, sizes
 
 REFUSALS = (ValueError, TypeError, RuntimeError, ImportError, OSError)
 CLEAR = (  # what torch says for its ops: of the memory there is, of a type, of a negated view that is written to
@@ -75,6 +75,13 @@ def drawn(programs: Sequence[Program], rare: Sequence[Program], seed: int, numbe
     return Call(program, names, number & 0xFFFF, tuple(holes), finite)
 
 
+def finite(t: torch.Tensor, overflows: bool) -> bool:
+    """Whether a result is; in float16, whose range is short, that of a program which may leave it need only be no NaN."""
+    if not t.is_floating_point() or t.layout != torch.strided or t.device.type != "cpu":
+        return True
+    return not bool((t.isnan() if overflows and t.dtype == torch.float16 else ~t.isfinite()).any())
+
+
 def tensors(result: Any) -> Iterator[torch.Tensor]:
     """What a result consists of."""
     if isinstance(result, torch.Tensor):
@@ -86,6 +93,9 @@ def tensors(result: Any) -> Iterator[torch.Tensor]:
         yield from tensors(list(result.values()))
     elif isinstance(result, texvlm.Texture):
         yield result.data
+    elif isinstance(result, texvlm.Selection):  # beyond what is kept, its scores are -inf
+        there = torch.arange(result.indices.shape[1]) < result.count[:, None]
+        yield from tensors([*(vars(result) | {"score": torch.where(there, result.score, 0)}).values()])
     elif dataclasses.is_dataclass(result):
         yield from tensors(list(vars(result).values()))
 
@@ -99,10 +109,8 @@ def judged(call: Call) -> str | None:
         leaves = [t for t in tensors(result) if t.requires_grad and t.device.type == "cpu"]
         if leaves:
             torch.autograd.backward([t.sum() for t in leaves])
-        if call.finite:
-            for t in tensors(result):
-                if t.is_floating_point() and t.layout == torch.strided and t.device.type == "cpu" and not t.isfinite().all():
-                    return "not finite"
+        if call.finite and not all(finite(t, call.program.name in OVERFLOWING) for t in tensors(result)):
+            return "not finite"
     except MemoryError:
         return None
     except REFUSALS as error:

@@ -205,6 +205,9 @@ texvlm.PCA.load(«files.path('pca', 0)»)
 INFINITE_OPS = {"soft_topk", "carry"}
 """Their results may be infinite: a threshold below which nothing is, how much what is lost differs."""
 
+OVERFLOWING = {"hierarchical_attention_backward"}
+"""Gradients that may leave float16's range: the logsumexp that a forward saves makes weights of at most 1, one drawn at random does not."""
+
 NOT_CALLED = {
     "ClipEmbedding": "a model of transformers",
     "EmbeddingProvider": "a protocol",

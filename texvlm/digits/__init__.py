@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from texvlm._ext import real_tensor
 from texvlm.digits.model import STRIDE, WEIGHTS, WIDTH, ImageTower, TextTower, grey_of, spell
 from texvlm.pca import PCA
 
@@ -56,6 +57,8 @@ class DigitsEmbedding(nn.Module):
     def encode_image(self, pictures: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] in [0, 1], any size -> unit features [B, 64, ceil(H / 8), ceil(W / 8)], float32."""
         weight = self.image.head.weight
+        if real_tensor("pictures", pictures).dim() != 4 or pictures.shape[1] != 3:
+            raise ValueError(f"pictures must be [B, 3, H, W], got {list(pictures.shape)}")
         if pictures.device != weight.device:
             raise ValueError(
                 f"the pictures are on {pictures.device}, the digits encoder on {weight.device}: move it there with .to()"
