@@ -275,6 +275,7 @@ def test_what_is_no_film(tmp_path: Path) -> None:
         ({"size": (64.0, 64)}, "size must be"),
         ({"every": 0}, "every must be"),
         ({"every": 1.5}, "every must be"),
+        ({"every": 10**400}, "every must be"),
         ({"backend": "vlc"}, "backend must be one of 'auto', 'pyav'"),
     ],
 )

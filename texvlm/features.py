@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from texvlm._constants import places
-from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real_tensor, sequence
+from texvlm._ext import acc_dtype, fake, fake_gradients, integer, ops, real, real_tensor, sequence
 from texvlm.channel_sources import COLOURS
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def cell_features(
             raise ValueError(f"query must be [D], [B, D] or [1, D], got {list(query.shape)}")
     names, channels, lights = term_channels(texture, terms, 0 if query is None else query.shape[-1])
     cell = integer("cell", cell)
+    weights = None if weights is None else [real("weights", weight) for weight in sequence("weights", weights)]
     if weights is not None and len(weights) != len(names):
         raise ValueError(f"weights must be one for each of {len(names)} terms, got {len(weights)}")
     if weights is not None and not names:
@@ -136,7 +137,7 @@ def cell_features(
         channels,
         query,
         lights,
-        [] if weights is None else [float(weight) for weight in weights],
+        weights or [],
     )
 
 

@@ -138,7 +138,7 @@ def frames(
     if size is not None and not (isinstance(size, (tuple, list)) and len(size) == 2 and all(_counts(side) for side in size)):
         raise ValueError(f"size must be (height, width) in whole pixels, at least 1, got {size!r}")
     if every is not None and not _counts(every):
-        raise ValueError(f"every must be a whole number of at least 1, got {every!r}")
+        raise ValueError(f"every must be a whole number of at least 1 and below 2^63, got {every!r}")
     if backend != "auto" and backend not in DECODERS:
         raise ValueError(f"backend must be one of 'auto', {', '.join(map(repr, DECODERS))}, got {backend!r}")
     if not (where := Path(path)).exists():
@@ -148,7 +148,7 @@ def frames(
 
 
 def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 63
 
 
 def _decoder(path: Path, backend: str) -> tuple[str, Decoder]:
