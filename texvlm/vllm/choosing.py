@@ -12,7 +12,7 @@ from texvlm.digits import DigitsEmbedding
 from texvlm.embedding import Embedding
 from texvlm.qwen.families import family_of, sizes_of_config
 from texvlm.qwen.geometry import Geometry
-from texvlm.qwen.pictures import IMAGE, MODALITIES, Modality, Picture
+from texvlm.qwen.pictures import MODALITIES, Modality, Picture
 from texvlm.qwen.preparation import Preparation
 from texvlm.qwen.selectors import Choice, Selecting
 from texvlm.vllm.options import PATHS, Options, named
@@ -70,8 +70,6 @@ class Chooser:
             options: of the request.
         """
         present = [m for m in MODALITIES if data.get(m.pixels) is not None]
-        if options.lists and [m for m in present if m is not IMAGE]:
-            raise ValueError("texvlm_keep and texvlm_query must be one for all where there are videos, got a list")
         for modality in present:
             grids = [(int(t), int(h), int(w)) for t, h, w in torch.as_tensor(data[modality.grid]).tolist()]
             parts = data[modality.pixels].split([t * h * w for t, h, w in grids])

@@ -21,14 +21,20 @@ from texvlm.vllm.choosing import COUNT, KEPT, Chooser, frames, shortened
 from texvlm.vllm.options import Options, others
 
 
+def rival(config: Any) -> str | None:
+    """What a server does that cannot go together with a budget, and why."""
+    if config.get_video_pruning_spec() is not None:
+        return "video_pruning_rate cannot be used with texvlm_keep: both prune, and one has to know what is left"
+    if config.mm_encoder_tp_mode == "data":
+        return "mm_encoder_tp_mode='data' cannot be used with texvlm_keep: it shares pictures out by their full grids"
+    return None
+
+
 def check(config: Any, options: Options) -> None:
     """Refuses, by name, what cannot go together with a budget."""
-    if not options.active:
-        return
-    if config.get_video_pruning_spec() is not None:
-        raise ValueError("video_pruning_rate cannot be used with texvlm_keep: both prune, and one has to know what is left")
-    if config.mm_encoder_tp_mode == "data":
-        raise ValueError("mm_encoder_tp_mode='data' cannot be used with texvlm_keep: it shares pictures out by their full grids")
+    why = rival(config)
+    if options.active and why is not None:
+        raise ValueError(why)
 
 
 class Info:
@@ -79,10 +85,17 @@ class Processor(qwen3_vl.Qwen3VLMultiModalProcessor):
         asked = {"texvlm_keep": options.limit, "texvlm_path": "uniform", "texvlm_query": None}
         return replace(inputs, hf_processor_mm_kwargs={**inputs.hf_processor_mm_kwargs, **asked})
 
+    def apply(self, inputs: Any, timing_ctx: Any) -> Any:
+        """A request's pictures and prompt, as vLLM's own does it."""
+        if VIDEO.name in inputs.mm_data_items and self.info.options(inputs.hf_processor_mm_kwargs).lists:
+            raise ValueError("texvlm_keep and texvlm_query must be one for all where there are videos, got a list")
+        return super().apply(inputs, timing_ctx)
+
     def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Mapping[str, Any]) -> Any:
         options = self.info.options(hf_kwargs)
         data = super()._apply_hf_processor_main(mm_items, others(hf_kwargs))
-        self.info.chooser.cut(data, options)
+        if rival(self.info.ctx.get_mm_config()) is None:  # without a budget too: items of a batch must have the same fields
+            self.info.chooser.cut(data, options)
         return data
 
     # ---- one cache entry for each picture and what is asked of it ----
