@@ -52,7 +52,9 @@ def checkpoint(folder: str, widths: tuple[dict[str, Any], dict[str, Any]]) -> No
     tokenizer.image_token, tokenizer.video_token = "<|image_pad|>", "<|video_pad|>"
     tokenizer.vision_start_token, tokenizer.vision_end_token = "<|vision_start|>", "<|vision_end|>"
     size = {"shortest_edge": 65536, "longest_edge": SIDE * SIDE}
-    pictures = transformers.Qwen2VLImageProcessor(patch_size=16, merge_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3, size=size)
+    pictures = transformers.Qwen2VLImageProcessor(
+        patch_size=16, merge_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3, size=size
+    )
     transformers.Qwen3VLProcessor(pictures, tokenizer, transformers.Qwen3VLVideoProcessor()).save_pretrained(folder)
 
 
@@ -145,14 +147,19 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             checkpoint(folder, widths)
-            found = {"all groups, vLLM alone": measured(folder, rounds, "none")["all groups"], **measured(folder, rounds, "texvlm")}
+            found = {
+                "all groups, vLLM alone": measured(folder, rounds, "none")["all groups"],
+                **measured(folder, rounds, "texvlm"),
+            }
         print(f"\n{name}, {SIDE} x {SIDE}, medians of {rounds - 1} rounds, milliseconds")
         for way, times in found.items():
             show(way, times)
         bench.figure(name, found)
         alone, ours = found["all groups, vLLM alone"], found[f"{K} chosen groups"]
         ratio = alone["first token"] / ours["first token"]
-        bench.gate(f"{name}: without a budget, over vLLM alone", found["all groups"]["first token"] / alone["first token"], at_most=1.1)
+        bench.gate(
+            f"{name}: without a budget, over vLLM alone", found["all groups"]["first token"] / alone["first token"], at_most=1.1
+        )
         bench.gate(f"{name}: the first token, vLLM alone over {K} chosen groups", ratio, at_least=1.0 if name == "tiny" else 10.0)
         text = f"{name}: {1e3 * ours['first token']:.0f} ms against {1e3 * alone['first token']:.0f} ({ratio:.1f} x)"
         if name == "wide":

@@ -126,7 +126,9 @@ class Reference:
 
 def run(*arguments: str, **environment: str) -> None:
     """This file as a program, in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, *arguments], env={**os.environ, **environment}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], env={**os.environ, **environment}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +214,71 @@ def test_qwen3_5(tmp_path: Path) -> None:
         ours, theirs = answer(llm, PICTURES, texvlm_keep=k), reference(PICTURES, k)
         assert ours[0] == theirs[0]
         assert (ours[1][0] - theirs[1][0]).abs().max() < 0.15
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    """The address of vLLM's server, on the loopback, of this machine alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "tiny"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "512", "--enforce-eager"]
+    command += [
+        "--max-num-seqs",
+        "4",
+        "--trust-request-mm-kwargs",
+        "--mm-processor-kwargs",
+        '{"texvlm_keep": 12, "texvlm_max": 30}',
+    ]
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_PLUGINS": "texvlm"}
+    with (folder / "server.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
+        try:
+            for _ in range(240):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+                    break
+                except OSError:
+                    assert process.poll() is None, (folder / "server.log").read_text()[-4000:]
+                    time.sleep(0.5)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+
+
+def chat(client: Any, images: list[Any], **said: Any) -> Any:
+    """vLLM's server asked by OpenAI's client."""
+    content: list[dict[str, Any]] = [{"type": "text", "text": "what is here"}]
+    for image in images:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        address = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        content.append({"type": "image_url", "image_url": {"url": address}})
+    body = {"mm_processor_kwargs": said} if said else None
+    messages = [{"role": "user", "content": content}]
+    return client.chat.completions.create(model="tiny", messages=messages, max_tokens=3, temperature=0, extra_body=body)
+
+
+def test_the_server_and_its_client(server: str) -> None:
+    """By default, by request, and at once; what is refused is told in a line, and the server goes on."""
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=server, api_key="none", max_retries=0) as client:
+        text = chat(client, PICTURES[:1]).usage.prompt_tokens - 12
+        for said, kept in (
+            ({"texvlm_keep": 20}, 20),
+            ({"texvlm_keep": 100}, 30),
+            ({"texvlm_keep": 5, "texvlm_path": "uniform"}, 5),
+        ):
+            assert chat(client, PICTURES[:1], **said).usage.prompt_tokens == text + kept
+        with ThreadPoolExecutor(4) as pool:
+            budgets = [3, 9, 3, 27, 12, 9]
+            found = list(pool.map(lambda k: chat(client, PICTURES[:1], texvlm_keep=k), budgets))
+        assert [answer.usage.prompt_tokens for answer in found] == [text + k for k in budgets]
+        assert found[0].choices[0].message.content == found[2].choices[0].message.content
+        with pytest.raises(
+            openai.BadRequestError, match="texvlm_keep must be a whole number of at least 1, 'auto' or None, got -1"
+        ):
+            chat(client, PICTURES[:1], texvlm_keep=-1)
+        with pytest.raises(openai.BadRequestError, match="texvlm_max is for the server to say"):
+            chat(client, PICTURES[:1], texvlm_max=4000)
+        assert chat(client, PICTURES[:1]).usage.prompt_tokens == text + 12

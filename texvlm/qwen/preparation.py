@@ -225,7 +225,7 @@ class Preparation:
     # ---- the choice ----
 
     def _choose(self, pictures: list[Picture], prompts: list[Tensor], query: Any, k: int | Sequence[int] | str | None) -> None:
-        budgets = list(k) if isinstance(k, (list, tuple)) else [k] * len(pictures)
+        budgets: list[Any] = list(k) if isinstance(k, (list, tuple)) else [k] * len(pictures)
         if len(budgets) != len(pictures):
             raise ValueError(f"k must be one number, or one for each of {len(pictures)} pictures, got {len(budgets)}")
         queries = list(query) if isinstance(query, (list, tuple)) else [query] * len(pictures)
@@ -235,7 +235,7 @@ class Preparation:
             self.choose(picture, budget, asked, prompts[picture.sample])
 
     def choose(self, picture: Picture, k: int | str | None, query: Any = None, prompt: Tensor | None = None) -> None:
-        """Chooses what each frame of a picture keeps, in the order of the picture; `prompt`: the ids that it is among, if they are known."""
+        """Chooses what each frame of a picture keeps, in its order; `prompt`: the ids that it is among, where they are known."""
         groups, picture.query = picture.groups(self.sizes), self.selecting.vector(query)
         if k is None:
             k = groups

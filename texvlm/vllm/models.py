@@ -101,7 +101,7 @@ class Processor(qwen3_vl.Qwen3VLMultiModalProcessor):
     # ---- one cache entry for each picture and what is asked of it ----
 
     def _get_mm_hashes(self, inputs: Any) -> Any:
-        """vLLM's own, of all that is said to all pictures, and of what is said to each."""
+        """As vLLM makes them, of all that is said to all pictures, and of what is said to each."""
         options = self.info.options(inputs.hf_processor_mm_kwargs)
         if not options.lists:
             return super()._get_mm_hashes(inputs)
@@ -149,7 +149,7 @@ class Processor(qwen3_vl.Qwen3VLMultiModalProcessor):
         return [replace(update, replacement=self._shorter(update, out_mm_kwargs)) for update in updates]
 
     def _shorter(self, update: Any, out_mm_kwargs: Any) -> Any:
-        """vLLM's own replacement of a picture, with as many tokens as it keeps."""
+        """The replacement that vLLM has for a picture, with as many tokens as it keeps."""
         modality = next(m for m in MODALITIES if m.name == update.modality)
         token = modality.token(self.info.get_hf_config())
 
@@ -242,7 +242,7 @@ class Model:
     # ---- positions ----
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
-        """vLLM's own of the whole prompt, of which those of kept tokens and of the text stay."""
+        """Those that vLLM gives the whole prompt, of which those of kept tokens and of the text stay."""
         names = {m.name: KEPT.format(m.name) for m in MODALITIES}
         if not any(names[f.modality] in f.data for f in mm_features):
             return super().get_mrope_input_positions(input_tokens, mm_features)  # type: ignore[misc]
@@ -254,7 +254,9 @@ class Model:
     def _whole(self, tokens: list[int], mm_features: list[Any]) -> tuple[list[int], list[Any], list[int]]:
         """The prompt as it would be with all groups, its features, and where the tokens that are there are in it."""
         whole: list[int] = []
-        features, keep, place = [], [], 0
+        features: list[Any] = []
+        keep: list[int] = []
+        place = 0
 
         def copied(end: int) -> None:
             nonlocal place

@@ -72,7 +72,9 @@ class Options:
         asked: Any = keep
         if "texvlm_keep" in request:
             asked = request["texvlm_keep"]
-            asked = [_budget("texvlm_keep", k) for k in asked] if isinstance(asked, (list, tuple)) else _budget("texvlm_keep", asked)
+            asked = (
+                [_budget("texvlm_keep", k) for k in asked] if isinstance(asked, (list, tuple)) else _budget("texvlm_keep", asked)
+            )
         path = request.get("texvlm_path", server.get("texvlm_path", "learned"))
         if not isinstance(path, str) or (path not in PATHS and path != server.get("texvlm_path")):
             raise ValueError(f"texvlm_path must be one of {', '.join(PATHS)}, got {path!r}")
