@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.processing import PromptUpdateDetails
+from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_default_torch_num_threads
 
 from texvlm.qwen.pictures import IMAGE, MODALITIES, VIDEO, Modality
 from texvlm.vllm.choosing import COUNT, KEPT, Chooser, frames, shortened
@@ -95,7 +98,10 @@ class Processor(qwen3_vl.Qwen3VLMultiModalProcessor):
         options = self.info.options(hf_kwargs)
         data = super()._apply_hf_processor_main(mm_items, others(hf_kwargs))
         if rival(self.info.ctx.get_mm_config()) is None:  # without a budget too: items of a batch must have the same fields
-            self.info.chooser.cut(data, options)
+            # On one core, unless somebody has said more: what others have begun on the rest would be waited for, again and again.
+            said = os.environ.get("OMP_NUM_THREADS") if os.environ.get(OMP_NUM_THREADS_SET_BY_VLLM) != "1" else None
+            with nullcontext() if said else set_default_torch_num_threads(1):
+                self.info.chooser.cut(data, options)
         return data
 
     # ---- one cache entry for each picture and what is asked of it ----
