@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -232,7 +233,10 @@ def server(folder: Path) -> Iterator[str]:
         '{"texvlm_keep": 12, "texvlm_max": 30}',
     ]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_PLUGINS": "texvlm"}
-    with (folder / "server.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
+    with (
+        (folder / "server.log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as process,
+    ):
         try:
             for _ in range(240):
                 try:
@@ -244,6 +248,10 @@ def server(folder: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}/v1"
         finally:
             process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # with the engine that it started
 
 
 def chat(client: Any, images: list[Any], **said: Any) -> Any:
