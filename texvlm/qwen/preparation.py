@@ -225,35 +225,41 @@ class Preparation:
     # ---- the choice ----
 
     def _choose(self, pictures: list[Picture], prompts: list[Tensor], query: Any, k: int | Sequence[int] | str | None) -> None:
-        budgets = list(k) if isinstance(k, (list, tuple)) else [k] * len(pictures)
+        budgets: list[Any] = list(k) if isinstance(k, (list, tuple)) else [k] * len(pictures)
         if len(budgets) != len(pictures):
             raise ValueError(f"k must be one number, or one for each of {len(pictures)} pictures, got {len(budgets)}")
         queries = list(query) if isinstance(query, (list, tuple)) else [query] * len(pictures)
         if len(queries) != len(pictures):
             raise ValueError(f"query must be one, or one for each of {len(pictures)} pictures, got {len(queries)}")
         for picture, budget, asked in zip(pictures, budgets, queries):
-            groups, picture.query = picture.groups(self.sizes), self.selecting.vector(asked)
-            if budget is None:
-                budget = groups
-            elif budget == "auto":
-                budget = auto_budget(groups)
-            if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
-                raise ValueError(f"k must be a whole number of at least 1, 'auto' or None, got {budget!r}")
-            budget = min(budget, groups)
-            if self.thumbnail is not None and picture.modality is IMAGE:
-                picture.thumbnail = thumbnail_grid(picture, budget // THUMBNAIL_SHARE, self.sizes)
-                budget -= 0 if picture.thumbnail is None else picture.thumbnail[0] * picture.thumbnail[1]
-            for frame in range(picture.grid[0]):
-                picture.choices.append(self._chosen(picture, frame, budget, asked, prompts[picture.sample]).cpu().raster())
+            self.choose(picture, budget, asked, prompts[picture.sample])
 
-    def _chosen(self, picture: Picture, frame: int, budget: int, query: Any, prompt: Tensor) -> Choice:
+    def choose(self, picture: Picture, k: int | str | None, query: Any = None, prompt: Tensor | None = None) -> None:
+        """Chooses what each frame of a picture keeps, in its order; `prompt`: the ids that it is among, where they are known."""
+        groups, picture.query = picture.groups(self.sizes), self.selecting.vector(query)
+        if k is None:
+            k = groups
+        elif k == "auto":
+            k = auto_budget(groups)
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ValueError(f"k must be a whole number of at least 1, 'auto' or None, got {k!r}")
+        budget = min(k, groups)
+        if self.thumbnail is not None and picture.modality is IMAGE:
+            picture.thumbnail = thumbnail_grid(picture, budget // THUMBNAIL_SHARE, self.sizes)
+            budget -= 0 if picture.thumbnail is None else picture.thumbnail[0] * picture.thumbnail[1]
+        for frame in range(picture.grid[0]):
+            picture.choices.append(self._chosen(picture, frame, budget, query, prompt).cpu().raster())
+
+    def _chosen(self, picture: Picture, frame: int, budget: int, query: Any, prompt: Tensor | None) -> Choice:
         """Of one frame."""
         if budget == picture.groups(self.sizes) and self.cuts and self.selecting.keeps_all:
             every = torch.arange(budget)
             return Choice(every, torch.zeros_like(every))
         size = picture.size(self.sizes)
         image = self._seen(picture, frame) if self.selecting.looks else torch.empty(()).expand(3, *size)
-        text = (self._text(prompt[: int(picture.places[0])]), self._text(prompt[int(picture.places[-1]) + 1 :]))
+        text = None
+        if prompt is not None:
+            text = (self._text(prompt[: int(picture.places[0])]), self._text(prompt[int(picture.places[-1]) + 1 :]))
         if self.whole_windows and self.sizes.window:
             return self._windows(image, budget, query, text)
         choice = self.selecting(image, budget, query, text)
@@ -279,7 +285,7 @@ class Preparation:
         h, w = picture.grid[1:]
         return unpack_rows(picture.rows[frame * h * w : (frame + 1) * h * w], (h, w), self.sizes, self.family)
 
-    def _windows(self, image: Tensor, k: int, query: Any, text: tuple[Tensor, Tensor]) -> Choice:
+    def _windows(self, image: Tensor, k: int, query: Any, text: tuple[Tensor, Tensor] | None) -> Choice:
         """Windows of the tower that are kept whole: those of the best groups, until the next does not fit the budget."""
         grid = (image.shape[-2] // self.sizes.cell, image.shape[-1] // self.sizes.cell)
         ranked = self.selecting(image, grid[0] * grid[1], query, text).cells.cpu()
@@ -393,7 +399,7 @@ class Preparation:
 
     # ---- the pixels ----
 
-    def _rows(self, picture: Picture, choice: Choice, frame: int) -> Tensor:
+    def rows(self, picture: Picture, choice: Choice, frame: int) -> Tensor:
         """The rows of pixels of a frame's kept groups."""
         unit, sizes = self.sizes.unit, self.sizes
         if picture.rows is not None and not bool(choice.levels.any()):
@@ -411,15 +417,15 @@ class Preparation:
         for picture in pictures:
             groups = picture.groups(sizes)
             if self.mode == "prune_pre":
-                parts = [self._rows(picture, choice, f) for f, choice in enumerate(picture.choices)]
+                parts = [self.rows(picture, choice, f) for f, choice in enumerate(picture.choices)]
                 if picture.thumbnail is not None:
                     parts.insert(0, self._thumbnail_rows(picture))
                 rows.append(torch.cat(parts).to(device))
-                geometries.append(self._geometry(picture))
+                geometries.append(self.geometry(picture))
             else:
                 if picture.rows is None:
                     every = torch.arange(groups)
-                    rows.append(self._rows(picture, Choice(every, torch.zeros_like(every)), 0).to(device))
+                    rows.append(self.rows(picture, Choice(every, torch.zeros_like(every)), 0).to(device))
                 else:
                     rows.append(picture.rows.to(device))
                 keep.append(start + self._kept_places(picture))
@@ -485,7 +491,8 @@ class Preparation:
         every = torch.arange(picture.thumbnail[0] * picture.thumbnail[1])
         return pack_groups(image, every, (height, width), self.sizes, self.family)
 
-    def _geometry(self, picture: Picture) -> Geometry:
+    def geometry(self, picture: Picture) -> Geometry:
+        """What the tower needs to know of a picture's kept patches, frame by frame."""
         sizes, merge = self.sizes, self.sizes.merge
         columns = picture.grid[2] // merge
         joined = torch.cat([patch_positions(*choice.places(columns), choice.levels, merge) for choice in picture.choices])
