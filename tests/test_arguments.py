@@ -96,6 +96,11 @@ AXES = texvlm.PCA.fit(torch.rand(20, 9))
         (lambda: texvlm.line_axes([1.0, 0.0]), "direction must be a tensor, got list"),
         (lambda: texvlm.line_axes(torch.rand(4, 3)), r"direction must be \[..., 2\], got \[4, 3\]"),
         (lambda: torch.ops.texvlm.build_channels(IMAGE.to("meta"), [0], 2**63 - 1, [], []), "levels must be at most 63"),
+        (lambda: torch.ops.texvlm.predict_cells(IMAGE.to("meta"), 0, 0.0), "cell must be at least 1, got 0"),
+        (
+            lambda: torch.ops.texvlm.dirty_tiles(IMAGE.to("meta"), IMAGE.to("meta"), 0, 0.0, "max"),
+            "tile must be at least 1, got 0",
+        ),
         (lambda: texvlm.soft_topk(UV[0], 1, noise=()), "noise must be a tensor, got tuple"),
         (lambda: texvlm.noise_gate(UV, None), "weights must be a tensor, got NoneType"),
         (lambda: texvlm.select(IMAGE, 4, memory=True), "memory must be a texvlm.Selection, got bool"),

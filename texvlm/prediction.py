@@ -48,4 +48,5 @@ def predict_cells(image: ImageLike, cell: int = 16, bound: float = 0.0) -> Tenso
 @fake("predict_cells")
 def _(image: Tensor, cell: int) -> Tensor:
     batch, _, height, width = image.shape
+    cell = integer("cell", cell, 1)
     return image.new_empty((batch, -(-height // cell) * -(-width // cell)), dtype=torch.int64)

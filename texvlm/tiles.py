@@ -74,6 +74,7 @@ def dirty_tiles(frame: Tensor, reference: Tensor, tile: int = 32, threshold: flo
 @fake("dirty_tiles")
 def _(frame: Tensor, reference: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor]:
     batch, _, height, width = frame.shape
+    tile = integer("tile", tile, 1)
     rows, columns = -(-height // tile), -(-width // tile)
     return (
         frame.new_empty((batch, rows, columns), dtype=torch.bool),
