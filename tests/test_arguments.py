@@ -93,6 +93,7 @@ AXES = texvlm.PCA.fit(torch.rand(20, 9))
         (lambda: texvlm.select(IMAGE, weights=1j), "weights must be a mapping, got complex"),
         (lambda: texvlm.CascadeConfig.preset("salience").weighed({"edge": "1"}), "weights must be finite, got edge = '1'"),
         (lambda: texvlm.TextureBuffer(TEXTURE).set_extra_state(torch.zeros(2)), "state must be .height, width, levels., got"),
+        (lambda: texvlm.level_count(4, 1.5), "width must be an integer, got 1.5"),
         (lambda: texvlm.line_axes([1.0, 0.0]), "direction must be a tensor, got list"),
         (lambda: texvlm.line_axes(torch.rand(4, 3)), r"direction must be \[..., 2\], got \[4, 3\]"),
         (lambda: torch.ops.texvlm.build_channels(IMAGE.to("meta"), [0], 2**63 - 1, [], []), "levels must be at most 63"),

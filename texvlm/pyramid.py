@@ -23,7 +23,7 @@ def level_count(height: int, width: int) -> int:
 
     Counted by comparisons, so that under dynamic shapes `torch.compile` specialises on the power-of-two bracket only.
     """
-    count = 1
+    height, width, count = integer("height", height), integer("width", width), 1
     while height >= 1 << count or width >= 1 << count:
         count += 1
     return count
