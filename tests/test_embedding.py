@@ -206,7 +206,7 @@ def test_relevance_of_a_texture_at_every_level() -> None:
 def test_relevance_refuses() -> None:
     with pytest.raises(ValueError, match=r"query must be \[16\] or \[Q, 16\], got \[3\]"):
         texvlm.relevance(torch.rand(1, 16, 2, 2), torch.rand(3))
-    with pytest.raises(ValueError, match=r"planes must be \[B, K, h, w\], got \[16, 2, 2\]"):
+    with pytest.raises(ValueError, match=r"source must be planes \[B, K, h, w\] or a texture, got \[16, 2, 2\]"):
         texvlm.relevance(torch.rand(16, 2, 2), torch.rand(16))
 
 
