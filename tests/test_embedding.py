@@ -478,3 +478,20 @@ def test_the_training_runs_and_its_texts_are_apart() -> None:
     texts = torch.eye(4)[[0, 0, 1, 1]]
     together, mixed = (train.text_loss(t, torch.tensor([0, 0, 1, 1])) for t in (texts, texts[[0, 2, 1, 3]]))
     assert together < mixed
+
+
+@pytest.mark.parametrize(("height", "width"), [(96, 128), (37, 53), (200, 333)])
+def test_bits_do_not_depend_on_threads_or_on_the_batch(height: int, width: int) -> None:
+    pictures, embedding = torch.rand(3, 3, height, width), texvlm.Embedding(texvlm.DigitsEmbedding())
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for parts in (pictures[None], pictures.split(1)):
+                made = [texvlm.build_channels(part, query="seven", channels="embedding", embedding=embedding) for part in parts]
+                found.append([torch.cat([t.data for t in made]), torch.cat([texvlm.relevance(t) for t in made])])
+    finally:
+        torch.set_num_threads(threads)
+    for others in found[1:]:
+        for a, b in zip(found[0], others):
+            assert torch.equal(a, b)

@@ -17,7 +17,7 @@ from torch import Tensor
 from texvlm._constants import constant
 from texvlm._ext import real_tensor
 from texvlm.digits import DigitsEmbedding
-from texvlm.pca import AXES, PCA, Moments, unit
+from texvlm.pca import AXES, PCA, Moments, steady_einsum, unit
 from texvlm.pictures import as_float, as_rgb
 from texvlm.providers.clip import ClipEmbedding
 from texvlm.retrieval import WANTED, Retrieval, average_precision, retrieval_kept
@@ -247,5 +247,5 @@ def relevance(source: Tensor | Texture, query: Tensor | Sequence[float] | None =
     )
     if asked.dim() not in (1, 2) or asked.shape[-1] != source.shape[1]:
         raise ValueError(f"query must be [{source.shape[1]}] or [Q, {source.shape[1]}], got {list(asked.shape)}")
-    cosine = torch.einsum("...k,bkhw->b...hw", unit(asked), unit(source.to(work), 1))
+    cosine = steady_einsum("...k,bkhw->b...hw", unit(asked), unit(source.to(work), 1))
     return (0.5 + 0.5 * cosine).clamp(0, 1)

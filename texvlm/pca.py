@@ -20,9 +20,20 @@ _RANK = 1e-12  # an axis with less variance than this share of the largest is no
 
 def unit(vectors: Tensor, dim: int = -1) -> Tensor:
     """Unit length along `dim`; vectors of no length stay zero, with no gradient."""
-    squared = vectors.square().sum(dim, keepdim=True)
+    squared = vectors.square().sum(dim, keepdim=True, dtype=torch.float64).to(vectors.dtype)  # the order of a sum follows strides
     there = squared > torch.finfo(vectors.dtype).tiny
     return vectors * torch.where(there, squared, torch.ones_like(squared)).rsqrt() * there
+
+
+def steady_einsum(equation: str, *operands: Tensor) -> Tensor:
+    """`torch.einsum`, whose result does not depend on how many threads add it up, nor on what else is in the batch.
+
+    The last bits of products in float32 do on the CPU. There they are added in float64 and rounded once, so that what is left of the order
+    lies far below a float's last bit. (A sum within 1e-9 of a rounding boundary could still fall to either side.)
+    """
+    if any(operand.dtype != torch.float32 or operand.device.type != "cpu" for operand in operands):
+        return torch.einsum(equation, *operands)
+    return torch.einsum(equation, *(operand.double() for operand in operands)).float()
 
 
 def as_rows(features: Tensor) -> Tensor:
@@ -215,9 +226,9 @@ class PCA:
         axes, offset = (constant(t, work, vectors.device) for t in (self.axes, offset))
         vectors = vectors.to(work)
         if dense:
-            laid = torch.einsum("kd,bdhw->bkhw", axes, vectors) - offset[:, None, None]
+            laid = steady_einsum("kd,bdhw->bkhw", axes, vectors) - offset[:, None, None]
         else:
-            laid = vectors @ axes.T - offset
+            laid = steady_einsum("kd,...d->...k", axes, vectors) - offset
         dim = 1 if dense else -1
         finite = laid.isfinite().all(dim, keepdim=True)
         return unit(torch.where(finite, laid, torch.zeros_like(laid)), dim)

@@ -55,7 +55,10 @@ class DigitsEmbedding(nn.Module):
         return PCA.from_arrays(self._pca)
 
     def encode_image(self, pictures: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] in [0, 1], any size -> unit features [B, 64, ceil(H / 8), ceil(W / 8)], float32."""
+        """Pictures [B, 3, H, W] in [0, 1], any size -> unit features [B, 64, ceil(H / 8), ceil(W / 8)], float32.
+
+        On the CPU the features of a picture are the same with whatever others and however many threads.
+        """
         weight = self.image.head.weight
         if real_tensor("pictures", pictures).dim() != 4 or pictures.shape[1] != 3:
             raise ValueError(f"pictures must be [B, 3, H, W], got {list(pictures.shape)}")
@@ -63,6 +66,13 @@ class DigitsEmbedding(nn.Module):
             raise ValueError(
                 f"the pictures are on {pictures.device}, the digits encoder on {weight.device}: move it there with .to()"
             )
+        if pictures.device.type != "cpu" or len(pictures) < 2:
+            return self._encode(pictures)
+        # one by one: how a convolution adds up depends on how many there are
+        return torch.cat([self._encode(picture) for picture in pictures.split(1)])
+
+    def _encode(self, pictures: Tensor) -> Tensor:
+        weight = self.image.head.weight
         height, width = pictures.shape[2:]
         rows, columns = -(-height // STRIDE), -(-width // STRIDE)
         grey = grey_of(pictures.to(weight.dtype))

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from texvlm.pca import steady_einsum
+
 STRIDE = 8  # pixels between features
 WIDTH = 64  # of the joint space
 LEVELS = 3  # mips looked at, each for one octave of sizes
@@ -41,7 +43,9 @@ class ImageTower(nn.Module):
 
     def look(self, grey: Tensor) -> tuple[Tensor, Tensor]:
         """One level alone: unit features, and the logit of there being a digit of this level's octave, [B, 1, h, w]."""
-        out = self.head(self.net(_even_contrast(grey)))
+        weight, bias = self.head.weight[:, :, 0, 0], self.head.bias
+        assert bias is not None
+        out = steady_einsum("kd,bdhw->bkhw", weight, self.net(_even_contrast(grey))) + bias[:, None, None]
         return F.normalize(out[:, :-1], dim=1), out[:, -1:]
 
     def forward(self, grey: Tensor) -> Tensor:  # noqa: D102
@@ -53,7 +57,7 @@ class ImageTower(nn.Module):
             features.append(both[:, :-1])
             sure.append(both[:, -1:])
             grey = F.avg_pool2d(grey, 2)
-        weight = torch.stack(sure).softmax(0)
+        weight = torch.stack(sure).double().softmax(0).to(grey.dtype)  # exp in float32 ends otherwise where a thread's part ends
         return (torch.stack(features) * weight).sum(0)
 
 
