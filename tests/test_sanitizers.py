@@ -43,6 +43,8 @@ LEFT_OUT = (
     "test_towers",  # and over attention
     "test_data.py",  # pools of processes over select and pack_cells
     "test_index.py",
+    "fuzz",  # a process whose memory is limited, while AddressSanitizer reserves terabytes
+    "vllm",  # which says nothing about kernels
     "test_video",  # films over ops that have tests of their own, and decoders of others
 )
 # Under emulation also what says nothing about kernels, and what is about the CPU's own loops and memory.
