@@ -26,9 +26,10 @@ struct Cells {
   int statistics = 0;             // slots that moments are taken of
   bool entropy_too = false;
   Tensor query;
+  at::ArrayRef<double> weights;  // of each term, or none
 
   Cells(const char* op, const Tensor& data, const Tensor& cells, const TextureArgs& of, int64_t cell_, int64_t samples_,
-        const Names& names, at::IntArrayRef firsts, Maybe query_, at::IntArrayRef lights, at::ArrayRef<double> weights) {
+        const Names& names, at::IntArrayRef firsts, Maybe query_, at::IntArrayRef lights, at::ArrayRef<double> weights_) {
     const auto [table, all] = check_texture(op, data, of);
     levels = table, reducers = all, cell = cell_, samples = samples_;
     check_shape(op, "cells", cells, "[B, n]", {-1, -1});
@@ -51,6 +52,7 @@ struct Cells {
       query = query.contiguous();
     }
     read_terms(op, strings(names), firsts, lights, data.size(2));
+    weights = weights_;
     TEXVLM_CHECK(weights.empty() || weights.size() == terms.size(), op, "weights",
                  "none, or one for each term (" + std::to_string(terms.size()) + ")", weights.size(), " of them");
   }
@@ -105,6 +107,7 @@ struct Cells {
     f.count = count;
     f.terms = static_cast<int>(terms.size()), f.dims = static_cast<int>(dims);
     std::copy(terms.begin(), terms.end(), f.term);
+    for (size_t t = 0; t < terms.size(); ++t) f.weight[t] = static_cast<typename F::A>(weights.empty() ? 1 : weights[t]);
   }
 };
 
@@ -130,7 +133,6 @@ Tensor cell_features(const Tensor& data, const Tensor& cells, const TextureArgs&
     f.statistics = c.statistics;
     f.entropy_too = c.entropy_too;
     f.weighed = !weights.empty();
-    std::transform(weights.begin(), weights.end(), f.weight, [](double weight) { return static_cast<A>(weight); });
     for (const Term& term : c.terms)
       f.all_moments =
           f.all_moments || term.what == Statistic::max || term.what == Statistic::min || term.what == Statistic::variance;
@@ -209,7 +211,6 @@ std::tuple<Tensor, Tensor> cell_features_backward(const Tensor& grad, const Tens
       f.samples = pointer<const T>(patches);
       f.grad = pointer<const A>(grad);
       f.grad_b = grad.stride(0), f.grad_n = grad.stride(1), f.grad_t = weights.empty() ? grad.stride(2) : 0;
-      for (size_t t = 0; t < c.terms.size(); ++t) f.weight[t] = weights.empty() ? A(1) : static_cast<A>(weights[t]);
       c.describe(f);
       f.grad_samples = pointer<T>(grad_patches);
       f.grad_query = by_query ? pointer<A>(grad_query) : nullptr;

@@ -40,16 +40,15 @@ Tensor text_map(const Tensor& image, const Tensor& weights) {
                                       texture_view<const A>(pyramid, levels), pointer<A>(statistics), rows, columns);
     const A* layer_weights = pointer<const A>(parameters);
     for (const TextLayerShape& shape : kTextNetwork) {
-      const TextLayer<A, 0> layer{pointer<const A>(value), layer_weights, nullptr, shape, value.size(1), rows, columns};
+      TextLayer<A, 0> layer{pointer<const A>(value), layer_weights, nullptr, shape, value.size(1), rows, columns};
       if (shape.outputs == 1) {
         for_each_pixel<TextScore, A>(device, cells, Work{1, 16}, layer, pointer<const A>(statistics), pointer<A>(map), rows,
                                      columns);
         break;
       }
       const Tensor out = new_tensor({batch, shape.outputs, rows, columns}, dtype, device);
-      auto into = layer;
-      into.out = pointer<A>(out);
-      for_each_pixel<TextLayer, A>(device, cells, Work{shape.outputs, shape.weights()}, into);
+      layer.out = pointer<A>(out);
+      for_each_pixel<TextLayer, A>(device, cells, Work{shape.outputs, shape.weights()}, layer);
       layer_weights += shape.weights() + shape.outputs;
       value = out;
     }

@@ -197,10 +197,12 @@ class Sources:
             self._add(names, planes, note)
         if not self.lacks("boundary"):
             return
-        self.notes["boundary"] = f"{note} and edges"
+        note = f"{note} and edges"
         if n > 1 << 24:  # float32 does not tell these labels apart
-            self._add(("boundary",), boundaries(picture, labels=labels)[:, None], f"{note} and edges")
-        elif "cluster" not in self.names:  # the op finds the borders of labels, and has the edges
+            self._add(("boundary",), boundaries(picture, labels=labels)[:, None], note)
+            return
+        self.notes["boundary"] = note
+        if "cluster" not in self.names:  # the op finds the borders of labels, and has the edges
             self.planes.append(labels[:, None].float())
             self.names.append("cluster")
 

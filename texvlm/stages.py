@@ -94,7 +94,7 @@ class Run:
         else:
             terms = {term: weight for term, weight in terms.items() if weight != 0}
             reading = terms.pop("reading", 0.0)
-            scores = self.weighed(cells, samples, terms) if terms or not reading else torch.zeros((), device=cells.device)
+            scores = self.weighed(cells, samples, terms)
             if reading:
                 scores = scores + reading * self.reading().gather(1, cells.clamp(min=0))
         if self.stayed is not None and config.memory:

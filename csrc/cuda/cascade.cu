@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kRowThreads) topk_row_kernel(TopKView<T> view,
           const unsigned slot = less ? under : static_cast<unsigned>(k) - limit.equal + alike;
           keys[slot] = key, places[slot] = static_cast<unsigned>(i);
         } else {
-          view.indices[b * view.k + under + (alike < limit.equal ? alike : limit.equal)] = view.cell(b, i);
+          view.indices[b * view.k + under + minimum(alike, limit.equal)] = view.cell(b, i);
         }
       }
       below += all >> 16;
@@ -202,7 +202,7 @@ struct TakeWinners {
       if (own == 0 || (own == 1 && equal >= wanted)) return;
       slot = static_cast<int64_t>(before >> 32);
       if (!view.ordered()) {
-        slot += equal < wanted ? equal : wanted;
+        slot += minimum(equal, wanted);
       } else if (own == 1) {
         slot = view.k - wanted + equal;
       }
