@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "autograd.h"
+#include "cuda/flow.h"
 #include "launch.h"
 #include "picture.h"
 #include "pyramid.h"
@@ -21,11 +22,15 @@ struct FlowPass {
   int searches, steps;
   float smoothness, softness;  // see FlowSmooth
 };
-constexpr FlowPass kFinestPass{4, 1, 12, 36.f, 0.12f}, kMiddlePass{5, 3, 4, 60.f, 0.5f}, kCoarsePass{2, 6, 6, 42.f, 1.f};
+constexpr FlowPass kFinestPass{4, 1, 12, 36.f, 0.12f}, kMiddlePass{5, 4, 4, 30.f, 1.f}, kCoarsePass{3, 7, 12, 15.f, 4.f};
 
-constexpr int64_t kCoarsestSide = 24;  // the longer side of the coarsest level is at least this: three patches
-constexpr int64_t kCoarseSide = 100;   // levels with shorter sides than this are coarse
-constexpr int64_t kFullSize = 1280;    // pictures up to this long are searched down to their own pixels, larger ones to level 1
+static_assert(std::max({kFinestPass.steps, kMiddlePass.steps, kCoarsePass.steps}) <= cuda::kMostSmoothSteps);
+
+constexpr int64_t kCoarsestSide = 24;               // the longer side of the coarsest level is at least this: three patches
+constexpr int64_t kCoarsestShortSide = 2 * kPatch;  // and the shorter one this: where most patches meet a border, few are right
+constexpr int64_t kCoarseSide = 128;                // levels with shorter sides than this are coarse
+constexpr int64_t kKnownSide = 100;                 // those with shorter ones are left out where a flow is given
+constexpr int64_t kFullSize = 1280;  // pictures up to this long are searched down to their own pixels, larger ones to level 1
 
 // Levels that the search uses, the finest first.
 struct FlowLevels {
@@ -35,7 +40,7 @@ struct FlowLevels {
 
 FlowLevels flow_levels(int64_t height, int64_t width, std::optional<int64_t> finest) {
   const int64_t longer = std::max(height, width), shorter = std::min(height, width);
-  const int count = std::min(level_count(longer / kCoarsestSide, 1), level_count(shorter / kPatch, 1));
+  const int count = std::min(level_count(longer / kCoarsestSide, 1), level_count(shorter / kCoarsestShortSide, 1));
   return {make_levels(height, width, count), static_cast<int>(std::min<int64_t>(finest.value_or(longer > kFullSize), count - 1))};
 }
 
@@ -81,20 +86,22 @@ FlowFound found_in(const Tensor& planes) {  // [5, 2 B, rows, columns]
   return {plane(0), plane(1), plane(2), plane(3), plane(4), static_cast<int>(planes.size(2)), static_cast<int>(planes.size(3))};
 }
 
-// The nodes' flows made smooth, in `steps` steps between two pairs of planes.
+// The nodes' flows made smooth, in pass.steps steps.
 LevelFlow smoothed(const FlowFound& found, const FlowPass& pass, int64_t directions, c10::Device device) {
-  LevelFlow to{{}, pass.stride, new_tensor({2, 2, directions, found.rows, found.columns}, at::kFloat, device)};
-  float* const u[2] = {pointer<float>(to.planes), pointer<float>(to.planes) + to.planes.stride(0)};
+  const bool at_once = on_cuda(device);  // else between two pairs of planes
+  LevelFlow to{{}, pass.stride, new_tensor({at_once ? 1 : 2, 2, directions, found.rows, found.columns}, at::kFloat, device)};
+  float* const u[2] = {pointer<float>(to.planes), pointer<float>(to.planes) + (at_once ? 0 : to.planes.stride(0))};
   const int64_t v = to.planes.stride(1);  // from u to v
   const auto step = [&](int k) {
     const float* const from = u[(k + 1) % 2];
     return FlowSmooth<float, 0>{found,        k ? from : found.u, k ? from + v : found.v, u[k % 2],
                                 u[k % 2] + v, pass.smoothness,    pass.softness};
   };
-  const Rect nodes{directions, 0, found.rows, 0, found.columns};
-  if (on_cuda(device)) {
-    for (int k = 0; k < pass.steps; ++k) for_each_pixel<FlowSmooth, float>(device, nodes, Work{1, 16}, step(k));
+  if (at_once) {
+    const c10::DeviceGuard guard(device);
+    cuda::smooth_flow(step(0), directions, pass.steps, current_stream(device));
   } else {  // all steps of a direction by one thread: they are short, and waiting for each other costs more
+    const Rect nodes{directions, 0, found.rows, 0, found.columns};
     host::parallel(directions, found.nodes() * 16, [&](int64_t begin, int64_t end) {
       for (int k = 0; k < pass.steps; ++k)
         host::texel_rows_any<0>(step(k), nodes, int64_t{1}, begin * found.rows, end * found.rows);
@@ -178,15 +185,16 @@ std::tuple<Tensor, Tensor> optical_flow(const Tensor& previous, const Tensor& cu
 
   const FlowLevels levels = flow_levels(height, width, finest);
   const Tensor data = luma_pyramid(previous, current, levels.table), contrast = contrasts(data, levels.table);
-  const auto is_coarse = [&](int level) { return std::max(levels.table.height[level], levels.table.width[level]) < kCoarseSide; };
+  const auto longer = [&](int level) { return std::max(levels.table.height[level], levels.table.width[level]); };
   LevelFlow found;
   int coarsest = levels.table.count - 1;
   if (initial) {  // it has what coarse levels, which cost up to a half, would find
     found = given_flow(*initial);
-    while (coarsest > levels.finest && is_coarse(coarsest)) --coarsest;
+    while (coarsest > levels.finest && longer(coarsest) < kKnownSide) --coarsest;
   }
   for (int level = coarsest; level >= levels.finest; --level) {
-    const FlowPass& pass = level == levels.finest ? kFinestPass : is_coarse(level) ? kCoarsePass : kMiddlePass;
+    const bool coarse = !initial && longer(level) < kCoarseSide;
+    const FlowPass& pass = level == levels.finest ? kFinestPass : coarse ? kCoarsePass : kMiddlePass;
     found = search_level(data, contrast, levels.table, level, pass, found);
   }
   const FlowGrid& grid = found.grid;

@@ -311,6 +311,10 @@ struct FlowSearch {
   }
 };
 
+struct FlowVector {
+  float u, v;
+};
+
 // One Jacobi step towards the nodes' flows that minimise
 //   sum_p (u_p - s_p)' P_p (u_p - s_p) + smoothness sum_pq sqrt(|u_p - u_q|^2 + softness^2)
 // where s and P are what the search found and pq are neighbours in the grid: a node without texture, or one whose patch did not
@@ -325,19 +329,24 @@ struct FlowSmooth {
   // A neighbour that does not exist (distance 0) pulls with no effect but to hold the node where it is.
   TEXVLM_HD float pull(float du, float dv) const { return smoothness / std::sqrt(du * du + dv * dv + softness * softness); }
 
-  // The node at `at`, its neighbours at these distances in the planes.
-  TEXVLM_HD void solve(int64_t at, int64_t up, int64_t down, int64_t left, int64_t right) const {
-    const float u = from_u[at], v = from_v[at];
-    const float uu = from_u[at - up], vu = from_v[at - up], ud = from_u[at + down], vd = from_v[at + down];
-    const float ul = from_u[at - left], vl = from_v[at - left], ur = from_u[at + right], vr = from_v[at + right];
-    const float wu = pull(uu - u, vu - v), wd = pull(ud - u, vd - v), wl = pull(ul - u, vl - v), wr = pull(ur - u, vr - v);
+  // The node at `at` of what was found, which lies in `u`, `v` at `own`, its neighbours at these distances from there.
+  TEXVLM_HD FlowVector solved(int64_t at, const float* u, const float* v, int64_t own, int64_t up, int64_t down, int64_t left,
+                              int64_t right) const {
+    const float u0 = u[own], v0 = v[own];
+    const float uu = u[own - up], vu = v[own - up], ud = u[own + down], vd = v[own + down];
+    const float ul = u[own - left], vl = v[own - left], ur = u[own + right], vr = v[own + right];
+    const float wu = pull(uu - u0, vu - v0), wd = pull(ud - u0, vd - v0), wl = pull(ul - u0, vl - v0),
+                wr = pull(ur - u0, vr - v0);
     const float w = (wu + wd) + (wl + wr);
     const float su = (wu * uu + wd * ud) + (wl * ul + wr * ur), sv = (wu * vu + wd * vd) + (wl * vl + wr * vr);
     const float pxx = found.xx[at], pxy = found.xy[at], pyy = found.yy[at], fu = found.u[at], fv = found.v[at];
     const float bx = pxx * fu + pxy * fv + su, by = pxy * fu + pyy * fv + sv;
     const float xx = pxx + w, yy = pyy + w, scale = 1.f / (xx * yy - pxy * pxy);
-    to_u[at] = (yy * bx - pxy * by) * scale;
-    to_v[at] = (xx * by - pxy * bx) * scale;
+    return {(yy * bx - pxy * by) * scale, (xx * by - pxy * bx) * scale};
+  }
+  TEXVLM_HD void solve(int64_t at, int64_t up, int64_t down, int64_t left, int64_t right) const {
+    const FlowVector flow = solved(at, from_u, from_v, at, up, down, left, right);
+    to_u[at] = flow.u, to_v[at] = flow.v;
   }
   TEXVLM_HD void operator()(int64_t d, int64_t y, int64_t x, int64_t, int64_t) const {
     const int64_t n = found.columns;

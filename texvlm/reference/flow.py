@@ -14,8 +14,8 @@ from .salience import luma, rgb_planes
 PATCH = 8
 """Side of a patch, in pixels of its level."""
 
-COARSEST_SIDE = 24
-"""No level whose longer side is shorter, nor whose shorter side is shorter than a patch, is searched."""
+COARSEST_SIDE, COARSEST_SHORT_SIDE = 24, 16
+"""No level whose longer or shorter side is shorter than these is searched."""
 
 FULL_SIZE = 1280
 """Pictures up to this long are searched down to level 0, longer ones to level 1."""
@@ -50,10 +50,10 @@ class Pass(NamedTuple):
     softness: float
 
 
-FINEST, MIDDLE, COARSE = Pass(4, 1, 12, 36.0, 0.12), Pass(5, 3, 4, 60.0, 0.5), Pass(2, 6, 6, 42.0, 1.0)
+FINEST, MIDDLE, COARSE = Pass(4, 1, 12, 36.0, 0.12), Pass(5, 4, 4, 30.0, 1.0), Pass(3, 7, 12, 15.0, 4.0)
 """For the finest level, for those between, and for those whose longer side is shorter than COARSE_SIDE."""
 
-COARSE_SIDE = 100
+COARSE_SIDE, KNOWN_SIDE = 128, 100
 
 OCCLUSION_SHARE, OCCLUSION_FLOOR = 0.01, 0.5
 """Occluded where |f + b|^2 > share (|f|^2 + |b|^2) + floor; tested once, at its centre, for each block of half a stride."""
@@ -188,7 +188,7 @@ def optical_flow(
         current: of the same shape.
         finest: the mip level down to which is searched.
         initial: `[B, 2, h, w]`, (x, y) in pixels of its own grid: what the search begins with, backwards its opposite. Levels
-            shorter than COARSE_SIDE are left out then.
+            shorter than KNOWN_SIDE are left out then.
 
     Returns:
         flow, float32 `[B, 2, H, W]`, (x, y) in pixels, and occlusion, bool `[B, H, W]`. Not differentiable.
@@ -207,7 +207,7 @@ def optical_flow(
     if batch == 0:
         return torch.zeros(0, 2, height, width), torch.zeros(0, height, width, dtype=torch.bool)
     count = 1
-    while max(height, width) >> count >= COARSEST_SIDE and min(height, width) >> count >= PATCH:
+    while max(height, width) >> count >= COARSEST_SIDE and min(height, width) >> count >= COARSEST_SHORT_SIDE:
         count += 1
     finest = min(int(max(height, width) > FULL_SIZE) if finest is None else finest, count - 1)
     levels = [p[..., 0] for p in split_levels(generate_mipmaps(both[:, None], ["mean"], count), height, width, count)]
@@ -221,14 +221,14 @@ def optical_flow(
         limit = torch.tensor([above[2], above[1]])[:, None, None]
         field = torch.where(initial.isfinite().all(1, keepdim=True), initial.double().clamp(-limit, limit), 0.0).transpose(0, 1)
         prior = torch.cat([field, -field], 1)
-        while count - 1 > finest and max(levels[count - 1].shape[1:]) < COARSE_SIDE:
+        while count - 1 > finest and max(levels[count - 1].shape[1:]) < KNOWN_SIDE:
             count -= 1
     extent = (1.0, 1.0)  # of the prior's grid, over the picture: the last node may stand for less than a stride
     for level in range(count - 1, finest - 1, -1):
         target = levels[level]
         template = torch.cat([target[batch:], target[:batch]])
         h, w = target.shape[1:]
-        how = FINEST if level == finest else COARSE if max(h, w) < COARSE_SIDE else MIDDLE
+        how = FINEST if level == finest else COARSE if initial is None and max(h, w) < COARSE_SIDE else MIDDLE
         rows, columns = -(-h // how.stride), -(-w // how.stride)
         i, j = (p.flatten() for p in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
         top, left = (k * how.stride + how.stride // 2 - PATCH // 2 for k in (i, j))
