@@ -50,7 +50,7 @@ TRACE = (0.2, 0.5)
 """Shares of text below the one count nothing, above the other fully: photographs without writing have traces of it."""
 
 STRIP = 64
-"""Rows of a picture that are looked at together: what lies between stays in the cache."""
+"""Rows of a picture that a CPU looks at together: what lies between stays in the cache."""
 
 
 def _band(plane: Tensor, rows: int) -> Tensor:
@@ -62,7 +62,7 @@ def _band(plane: Tensor, rows: int) -> Tensor:
 def _strokes(picture: Tensor) -> Tensor:
     """Mean differences along rows in blocks of 2 x 8 pixels, [B, 1, rows, columns], filled up with 0 to whole grids of all octaves."""
     parts = []
-    for strip in picture.split(STRIP, dim=2):
+    for strip in picture.split(STRIP if picture.is_cpu else picture.shape[2], dim=2):
         if strip.stride(3) != 1:  # texels, channels last: reading them three times over costs more
             strip = strip.contiguous()
         red, green, blue = (strip[:, c : c + 1].float() for c in range(3))
