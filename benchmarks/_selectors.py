@@ -132,10 +132,21 @@ Estimator = Callable[[Tensor, Context], Picked]
 
 
 def noisy_topk(scores: Tensor, of: Context) -> Picked:
-    """The default: hard top-k of noisy scores; the log-weights of the kept join the reader's attention, at work too."""
+    """Hard top-k of noisy scores; the log-weights of the kept join the reading, at work too."""
     noise = of.between(NOISE) * texvlm.gumbel_noise(scores, of.generator)
     indices, _ = texvlm.noisy_topk(scores.detach(), of.k, noise=noise)
     return biased(scores, indices, of)
+
+
+def trusted(scores: Tensor, picked: Picked) -> Picked:
+    """Each cell also counts by the probability that it holds something, of which a taught score is the log-odds."""
+    assert picked.bias is not None
+    return picked._replace(bias=picked.bias + F.logsigmoid(scores.gather(1, picked.indices)))
+
+
+def noisy_taught(scores: Tensor, of: Context) -> Picked:
+    """The default: `noisy_topk` for scores that the reader teaches (`taught`)."""
+    return trusted(scores, noisy_topk(scores, of))
 
 
 def biased(scores: Tensor, indices: Tensor, of: Context) -> Picked:
@@ -270,6 +281,11 @@ def top_biased(scores: Tensor, of: Context) -> Picked:
     return biased(scores, texvlm.topk(scores, of.k)[1], of)
 
 
+def top_taught(scores: Tensor, of: Context) -> Picked:
+    """Deployed: exactly the best k, by what they count for in `noisy_taught`."""
+    return trusted(scores, top_biased(scores, of))
+
+
 def top_mean(scores: Tensor, of: Context) -> Picked:
     """Deployed: the mean of exactly the best k."""
     return Picked(texvlm.topk(scores, of.k)[1], weight=torch.full((len(scores), of.k), 1 / of.k))
@@ -283,7 +299,7 @@ def relaxed(scores: Tensor, of: Context, shown: int = 8) -> Picked:
 TAUGHT = "noisy_topk"  # the row whose reader teaches its scorer (`taught`)
 UNTAUGHT = "noisy_topk, untaught"
 OURS: dict[str, Estimator] = {
-    "noisy_topk": noisy_topk,
+    TAUGHT: noisy_taught,
     UNTAUGHT: noisy_topk,
     "neutral gate": neutral,
     "gumbel_topk": gumbel_topk,
@@ -295,7 +311,7 @@ OURS: dict[str, Estimator] = {
 PEERS: dict[str, Estimator] = {"ATS": ats, "DPS": dps, "IPS": ips}
 ESTIMATORS = {**OURS, **PEERS}
 DEPLOYED: dict[str, Estimator] = {
-    "noisy_topk": top_biased,
+    TAUGHT: top_taught,
     UNTAUGHT: top_biased,
     "neutral gate": top,
     "gumbel_topk": top_biased,
