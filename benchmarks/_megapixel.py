@@ -9,6 +9,7 @@ Sources of glyphs, photographs and seeds of training and test have nothing in co
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,9 @@ PHOTOGRAPHS = {
     False: ("brick", "grass", "astronaut", "coffee", "camera", "rocket", "moon", "immunohistochemistry"),
     True: ("gravel", "chelsea", "coins", "motorcycle", "china", "flower"),
 }
-BANK = 3000  # different strangers of a split
+BANK = 3000  # different strangers of a split, before they are bent
+BENT = 8  # of every glyph of the training split: itself and as others might have written it
+ROTATION, STRETCH, SLANT = math.radians(12), 0.12, 0.15  # of these, at most
 
 
 class Bank(NamedTuple):
@@ -42,7 +45,7 @@ class Bank(NamedTuple):
 
     digits: Tensor  # uint8 [n, SIZE, SIZE], ink
     labels: Tensor  # [n]
-    strangers: Tensor  # uint8 [BANK, SIZE, SIZE]
+    strangers: Tensor  # uint8 [m, SIZE, SIZE]
     grounds: Tensor  # uint8 [m, GRID CELL, GRID CELL]
     held_out: bool
 
@@ -104,13 +107,28 @@ def _ground(picture: Tensor) -> Tensor:
     return (low + (high - low) * middle.clamp(0, 1)).to(torch.uint8)
 
 
+def bent(ink: Tensor, g: torch.Generator) -> Tensor:
+    """Glyphs [n, SIZE, SIZE], each turned, stretched and slanted a little about its middle."""
+
+    def up_to(most: float) -> Tensor:
+        return most * (2 * torch.rand(len(ink), generator=g) - 1)
+
+    angle, slant, wide, high = up_to(ROTATION), up_to(SLANT), 1 + up_to(STRETCH), 1 + up_to(STRETCH)
+    rows = [wide * angle.cos(), slant - angle.sin(), 0 * angle, angle.sin(), high * angle.cos(), 0 * angle]
+    grid = F.affine_grid(torch.stack(rows, 1).unflatten(1, (2, 3)), [len(ink), 1, SIZE, SIZE], align_corners=False)
+    return F.grid_sample(ink[:, None], grid, align_corners=False)[:, 0]
+
+
 def bank(held_out: bool) -> Bank:
-    """All there is to make canvases of, of the training split or the one held out."""
+    """All there is to make canvases of, of the training split, digits and strangers bent alike, or of the one held out, as they are."""
     g = torch.Generator().manual_seed(int(held_out))
     digits, labels = load_digits(held_out)
     grounds = torch.stack([_ground(picture) for _, picture in photographs(PHOTOGRAPHS[held_out])])
-    inks = [(255 * ink).round().to(torch.uint8) for ink in (_enlarged(digits), strangers(digits, BANK, g))]
-    return Bank(inks[0], labels, inks[1], grounds, held_out)
+    inks = []
+    for ink in (_enlarged(digits), strangers(digits, BANK, g)):
+        ways = [ink, *([] if held_out else (bent(ink, g) for _ in range(BENT - 1)))]
+        inks.append((255 * torch.cat(ways)).round().to(torch.uint8))
+    return Bank(inks[0], labels.repeat(len(inks[0]) // len(labels)), inks[1], grounds, held_out)
 
 
 def _sources(of: Bank, labels: Tensor, g: torch.Generator) -> Tensor:

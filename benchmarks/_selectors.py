@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import texvlm
@@ -21,7 +22,13 @@ WIDTH = 64
 NOISE = (1.0, 0.1)  # scale of the Gumbel noise of ours, at the beginning and at the end of training
 SAMPLES = 100  # of the perturbed optimiser
 SIGMA = (0.05, 0.005)  # of its noise, on scores scaled to [0, 1]
+EMPTY = 2.0  # log-odds of nothing, to begin with
 ENTROPY = 1e-4  # weight of attention sampling's regulariser
+EXPLORED = (56, 20)  # cells that the reader of ours reads beside the picked in training, in the first WARM of it and later
+WARM = 0.05
+STRAY = 0.002  # of all cells are explored whatever their score
+TEACH = 20.0  # weight of what the reader tells the scorer
+SPARSE, SETTLED = 0.1, 0.2  # weight of the number of cells that hold something, and the share of training without it
 
 
 def levelled(patches: Tensor) -> Tensor:
@@ -48,27 +55,35 @@ class Scorer(nn.Module):
 
 
 class Reader(nn.Module):
-    """Sharp cells -> tokens -> a weighted mean of them -> classes."""
+    """Sharp cells -> what each of them holds, one of the classes or nothing -> how many there are of each class -> classes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Linear(CELL * CELL, 3 * WIDTH), nn.ReLU(), nn.Dropout(0.2), nn.Linear(3 * WIDTH, WIDTH), nn.ReLU()
+            nn.Linear(CELL * CELL // 4, 3 * WIDTH), nn.ReLU(), nn.Dropout(0.2), nn.Linear(3 * WIDTH, WIDTH), nn.ReLU()
         )
-        self.attention = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
-        self.head = nn.Linear(WIDTH, CLASSES)
+        self.head = nn.Linear(WIDTH, CLASSES + 1)
+        with torch.no_grad():
+            self.head.bias[CLASSES] = EMPTY
+        self.scale = nn.Parameter(torch.tensor(0.0))
 
-    def tokens(self, patches: Tensor) -> Tensor:
-        """[B, n, 1, CELL, CELL] -> [B, n, WIDTH]."""
-        return self.net(levelled(patches).flatten(2))
+    def says(self, patches: Tensor) -> Tensor:
+        """What each of the cells [B, n, 1, CELL, CELL] holds, logits [B, n, CLASSES + 1], the last of them of nothing."""
+        halved = F.avg_pool2d(patches.flatten(0, 1), 2)  # glyphs are coarser than that
+        return self.head(self.net(levelled(halved).flatten(1))).unflatten(0, patches.shape[:2])
 
     def forward(self, patches: Tensor, bias: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-        """Logits [B, CLASSES]: attention over the tokens with a bias [B, n], or these weights [B, n] in its place."""
-        tokens = self.tokens(patches)
-        if weight is None:
-            logits = self.attention(tokens).squeeze(-1)
-            weight = (logits if bias is None else logits + bias).softmax(1)
-        return self.head((weight[..., None] * tokens).sum(1))
+        """Logits [B, CLASSES], with log-weights [B, n] as a bias, or weights [B, n] that sum to 1, by which cells count."""
+        return self.count(self.says(patches), bias, weight)
+
+    def count(self, said: Tensor, bias: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """The answer to what was said of the cells, [B, n, CLASSES + 1] -> [B, CLASSES]."""
+        holds = said.softmax(2)[..., :CLASSES]
+        if weight is not None:
+            holds = holds * (weight * weight.shape[1])[..., None]
+        elif bias is not None:
+            holds = holds * bias.exp()[..., None]
+        return self.scale.exp() * holds.sum(1)
 
 
 class Downscaled(nn.Module):
@@ -117,10 +132,21 @@ Estimator = Callable[[Tensor, Context], Picked]
 
 
 def noisy_topk(scores: Tensor, of: Context) -> Picked:
-    """The default: hard top-k of noisy scores; the log-weights of the kept join the reader's attention, at work too."""
+    """Hard top-k of noisy scores; the log-weights of the kept join the reading, at work too."""
     noise = of.between(NOISE) * texvlm.gumbel_noise(scores, of.generator)
     indices, _ = texvlm.noisy_topk(scores.detach(), of.k, noise=noise)
     return biased(scores, indices, of)
+
+
+def trusted(scores: Tensor, picked: Picked) -> Picked:
+    """Each cell also counts by the probability that it holds something, of which a taught score is the log-odds."""
+    assert picked.bias is not None
+    return picked._replace(bias=picked.bias + F.logsigmoid(scores.gather(1, picked.indices)))
+
+
+def noisy_taught(scores: Tensor, of: Context) -> Picked:
+    """The default: `noisy_topk` for scores that the reader teaches (`taught`)."""
+    return trusted(scores, noisy_topk(scores, of))
 
 
 def biased(scores: Tensor, indices: Tensor, of: Context) -> Picked:
@@ -138,6 +164,31 @@ def gumbel_topk(scores: Tensor, of: Context) -> Picked:
     """A sample without replacement; the log of their inclusion probabilities joins the reader's attention."""
     indices = texvlm.gumbel_topk(scores.detach(), of.k, of.between(NOISE), of.generator)
     return Picked(indices, texvlm.log_soft_topk(scores, of.k, 1.0, "gumbel").gather(1, indices))
+
+
+def explored(scores: Tensor, picked: Picked, of: Context) -> Tensor:
+    """The picked cells, then others, [B, n], for the reader to read in training alone: the next best by noisy scores, and strays."""
+    picks, cells = picked.indices.shape[1], scores.shape[1]
+    more = min(cells - picks, EXPLORED[of.progress > WARM])
+    order = scores.detach() + texvlm.gumbel_noise(scores, of.generator)
+    order = order.masked_fill(torch.rand(scores.shape, generator=of.generator) < STRAY, torch.inf)
+    return torch.cat([picked.indices, order.scatter(1, picked.indices, -torch.inf).topk(more, 1).indices], 1)
+
+
+def taught(reader: Reader, batch: Batch, scores: Tensor, picked: Picked, of: Context) -> tuple[Tensor, Tensor]:
+    """Logits of what was picked, and the loss by which the reader teaches the scorer what it sees in the cells that it reads.
+
+    The reader also answers from all explored cells without a word of the scorer, and so learns by itself what counts; holding many
+    cells for something costs. The score learns to be the log-odds, as the reader has them, that a cell holds something. No cell has a
+    label: all of it comes from the canvas's.
+    """
+    cells = explored(scores, picked, of)
+    said = reader.says(batch.patches(cells))
+    holds = 1 - said.softmax(2)[..., CLASSES]
+    told = F.binary_cross_entropy_with_logits(scores.gather(1, cells), holds.detach())
+    sparse = SPARSE * max(0.0, of.progress - SETTLED) * holds.sum(1).mean()
+    loss = F.cross_entropy(reader.count(said), batch.labels) + TEACH * told + sparse
+    return reader.count(said[:, : picked.indices.shape[1]], picked.bias), loss
 
 
 def sample_exact(scores: Tensor, of: Context) -> Picked:
@@ -230,6 +281,11 @@ def top_biased(scores: Tensor, of: Context) -> Picked:
     return biased(scores, texvlm.topk(scores, of.k)[1], of)
 
 
+def top_taught(scores: Tensor, of: Context) -> Picked:
+    """Deployed: exactly the best k, by what they count for in `noisy_taught`."""
+    return trusted(scores, top_biased(scores, of))
+
+
 def top_mean(scores: Tensor, of: Context) -> Picked:
     """Deployed: the mean of exactly the best k."""
     return Picked(texvlm.topk(scores, of.k)[1], weight=torch.full((len(scores), of.k), 1 / of.k))
@@ -240,8 +296,11 @@ def relaxed(scores: Tensor, of: Context, shown: int = 8) -> Picked:
     return biased(scores, texvlm.topk(scores, min(shown * of.k, scores.shape[1]))[1], of)
 
 
+TAUGHT = "noisy_topk"  # the row whose reader teaches its scorer (`taught`)
+UNTAUGHT = "noisy_topk, untaught"
 OURS: dict[str, Estimator] = {
-    "noisy_topk": noisy_topk,
+    TAUGHT: noisy_taught,
+    UNTAUGHT: noisy_topk,
     "neutral gate": neutral,
     "gumbel_topk": gumbel_topk,
     "sample_exact": sample_exact,
@@ -252,7 +311,8 @@ OURS: dict[str, Estimator] = {
 PEERS: dict[str, Estimator] = {"ATS": ats, "DPS": dps, "IPS": ips}
 ESTIMATORS = {**OURS, **PEERS}
 DEPLOYED: dict[str, Estimator] = {
-    "noisy_topk": top_biased,
+    TAUGHT: top_taught,
+    UNTAUGHT: top_biased,
     "neutral gate": top,
     "gumbel_topk": top_biased,
     "sample_exact": top_mean,

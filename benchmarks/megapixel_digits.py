@@ -2,9 +2,10 @@
 
 Megapixel Digits (_megapixel.py): canvases of 2048 x 2048, five digits and 820 glyphs that are none and stand out as much. A scorer sees
 a mip of every cell, 8 x 8 samples; a reader sees k cells sharply and names the class of three of the five (_selectors.py). The label
-is all that either is taught by. All rows get the same processor time of training, on canvases that grow from 8 x 8 to 64 x 64 cells,
-and are measured deployed: exactly the best k cells, on sources, photographs and seeds that training never saw. Rows without training
-are read by the oracle's reader, which is to their advantage.
+is all that either is taught by. In the default row the reader also tells the scorer what it sees in these and some other cells, which
+are read in training alone; the row "untaught" is the same estimator without that. All rows get the same processor time of training, on
+canvases that grow from 8 x 8 to 64 x 64 cells, and are measured deployed: exactly the best k cells, on sources, photographs and seeds
+that training never saw. Rows without training are read by the oracle's reader, which is to their advantage.
 
 Development looked at seed 100, on other canvases of the same held-out glyphs and photographs; seeds 0, 1, 2 are reported. A row takes
 --seconds, and as there are some forty a seed, all of them most of an hour.
@@ -120,7 +121,7 @@ def table(results: list[Result], k: int) -> dict[str, dict[str, Any]]:
             "peak_MB": next((r.megabytes for r in of if r.megabytes is not None), None),
         }
     print(f"\nk = {k} of {GRID * GRID} cells; accuracy in %, its standard deviation over seeds, recall of digits at k")
-    print(f"  {'':24}{'accuracy':>9}{'+-':>6}{'recall':>8}{'soft':>7}{'relaxed':>9}{'steps':>7}{'ms/step':>9}{'peak MB':>9}")
+    print(f"  {'':28}{'accuracy':>9}{'+-':>6}{'recall':>8}{'soft':>7}{'relaxed':>9}{'steps':>7}{'ms/step':>9}{'peak MB':>9}")
 
     def number(value: float | None, digits: int, scale: float = 1.0) -> str:
         return "" if value is None else f"{scale * value:.{digits}f}"
@@ -128,7 +129,7 @@ def table(results: list[Result], k: int) -> dict[str, dict[str, Any]]:
     for name, of_row in shown.items():
         trained = of_row["steps"] > 0
         print(
-            f"  {name:24}{of_row['accuracy']:9.1f}{number(of_row['spread'], 1):>6}{number(of_row['recall'], 3):>8}"
+            f"  {name:28}{of_row['accuracy']:9.1f}{number(of_row['spread'], 1):>6}{number(of_row['recall'], 3):>8}"
             f"{number(of_row['soft'], 1, 100):>7}{number(of_row['relaxed'], 1, 100):>9}"
             + (f"{of_row['steps']:7}{of_row['ms_per_step']:9.0f}{number(of_row['peak_MB'], 0):>9}" if trained else "")
         )

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytest.importorskip("skimage", reason="the photographs come with scikit-image")
 
 import texvlm
 from benchmarks import megapixel_digits
-from benchmarks._megapixel import DIGITS, GRID, PHOTOGRAPHS, SAME, Bank, Batch, bank, compose, energy, recall
+from benchmarks._megapixel import BANK, BENT, DIGITS, GRID, PHOTOGRAPHS, SAME, Bank, Batch, bank, compose, energy, recall
 from benchmarks._megapixel_rows import (
     FIXED,
     FULL,
@@ -29,7 +30,7 @@ from benchmarks._megapixel_rows import (
     train,
     untrained,
 )
-from benchmarks._selectors import ESTIMATORS, Reader
+from benchmarks._selectors import ESTIMATORS, EXPLORED, Context, Picked, Reader, explored, taught
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_canvases_follow_from_their_seed(banks: tuple[Bank, Bank]) -> None:
 
 def test_splits_share_nothing(banks: tuple[Bank, Bank]) -> None:
     train_rows, test_rows = ({tuple(glyph.flatten().tolist()) for glyph in each.digits} for each in banks)
-    assert (len(banks[0].digits), len(banks[1].digits)) == (1297, 500)
+    assert (len(banks[0].digits), len(banks[1].digits)) == (BENT * 1297, 500)
     assert not train_rows & test_rows
     assert not set(PHOTOGRAPHS[False]) & set(PHOTOGRAPHS[True])
 
@@ -154,6 +155,49 @@ def test_the_control_sees_noise_alone(small: list[list[Batch]]) -> None:
     seen = scorer(batch)
     torch.manual_seed(0)
     assert torch.equal(seen, scorer(blank))
+
+
+def test_no_cell_has_a_label(small: list[list[Batch]]) -> None:
+    """The loss of every selector is the same whatever is said of where the digits lie."""
+    batch = small[3][0]
+    lied = batch._replace(digits=batch.digits.flip(1) * 0, strangers=batch.strangers * 0)
+    for row in ESTIMATORS:
+        first, second = (Model(row, 4, 0).eval()(of, 0.5)[0] for of in (batch, lied))
+        assert torch.equal(first, second), row
+    assert not torch.equal(first, Model("IPS", 4, 0).eval()(batch._replace(labels=(batch.labels + 1) % 10), 0.5)[0])
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.9])
+def test_the_reader_explores_other_cells_in_training_alone(progress: float, small: list[list[Batch]]) -> None:
+    scores = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    picked = Picked(texvlm.topk(scores, 4)[1])
+    cells = explored(scores, picked, Context(4, progress, torch.Generator().manual_seed(0)))
+    assert torch.equal(cells[:, :4], picked.indices)
+    assert cells.shape[1] == 4 + EXPLORED[progress > 0] and all(len(set(row)) == len(row) for row in cells.tolist())
+    assert Model("noisy_topk", 4, 0).deployed(small[3][0])[1].shape == (2, 4)
+
+
+def test_the_reader_tells_the_scorer_what_it_sees(small: list[list[Batch]]) -> None:
+    """Where the reader sees nothing, scores fall, those of cells that were not picked too; where it sees something, they rise."""
+    batch = small[3][0]
+    for sees, sign in ((-20.0, 1), (20.0, -1)):
+        reader = Reader().eval()
+        with torch.no_grad():
+            reader.head.bias[:-1] += sees
+        scores = torch.zeros(2, 64, requires_grad=True)
+        context = Context(4, 0.0, torch.Generator().manual_seed(0))
+        taught(reader, batch, scores, Picked(torch.arange(4).expand(2, -1), torch.zeros(2, 4)), context)[1].backward()
+        assert ((sign * scores.grad > 0).sum(1) == 4 + EXPLORED[0]).all()
+
+
+def test_bent_glyphs_are_of_training_alone(banks: tuple[Bank, Bank]) -> None:
+    for of, ways in zip(banks, (BENT, 1)):
+        glyphs = of.digits.unflatten(0, (ways, -1))
+        assert (of.labels.unflatten(0, (ways, -1)) == of.labels[: glyphs.shape[1]]).all()
+        assert len(of.strangers) == ways * BANK
+        if ways > 1:
+            same = F.cosine_similarity(glyphs[0].flatten(1).float(), glyphs[1].flatten(1).float())
+            assert 0.7 < float(same.mean()) < 0.98  # bent, and the same glyph
 
 
 def test_pools_and_tests_of_a_seed_differ(banks: tuple[Bank, Bank], monkeypatch: pytest.MonkeyPatch) -> None:
