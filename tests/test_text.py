@@ -44,6 +44,14 @@ def test_light_on_dark_is_as_good_as_dark_on_light(documents: list[Document]) ->
         assert abs(plain - negative) < 0.25
 
 
+@pytest.mark.parametrize("angle", [45, 90, 135])
+def test_text_at_any_angle_is_found(angle: int) -> None:
+    """In scripts, fonts and photographs that no training saw."""
+    shown = [document(seed, SIDE, (12, 40), "unseen", angle=(angle, angle)) for seed in range(41000, 41003)]
+    ours = sum(best_cells(texvlm.text_regions(found.image)[0], found, "mean") for found in shown)
+    assert ours >= 0.75 * sum(best_cells(found.mask.float(), found, "mean") for found in shown)
+
+
 @pytest.mark.parametrize("value", [0.0, 0.37, 1.0])
 def test_a_constant_picture_has_none(value: float) -> None:
     assert (texvlm.text_regions(torch.full((2, 3, 70, 150), value)) == 0).all()

@@ -24,7 +24,7 @@ _TRAINED = _read(Path(__file__).with_name("text_weights.f16"))
 
 
 def trained_weights(device: torch.device) -> Tensor:
-    """The weights that come with the package, float32 [5409], on this device."""
+    """The weights that come with the package, float32 [11569], on this device."""
     return constant(_TRAINED, torch.float32, device)
 
 
@@ -34,13 +34,13 @@ def text_regions(image: ImageLike, weights: Tensor | None = None) -> Tensor:
     Strokes are measured in cells of 16 pixels at four mip levels (which directions edges have, how sparse they are, whether each has
     its opposite beside it, how dark or light thin lines are), and a network of four small convolutions weighs these against the cells
     around, at most 48 pixels away. The value of a cell is trained to be the share of it that lies inside the outline of a line of
-    text, so cells may be ranked by their mean as well as by their largest value. Made for writing of 8 to 80 pixels a line, upright
-    or rotated by up to 20 degrees, dark on light and light on dark.
+    text, so cells may be ranked by their mean as well as by their largest value. Made for writing of 8 to 80 pixels a line, at any
+    angle, dark on light and light on dark. Rows of small figures, each as a letter could be, are taken for writing too.
 
     Args:
         image: see `Texture`; grey pictures are repeated to RGB, alpha is dropped. sRGB values in [0, 1] (uint8 is divided by 255);
             values that are not finite count as 0, luma is cut off to [0, 1].
-        weights: of the network, float32 [5409] on the picture's device; by default the ones that come with the package
+        weights: of the network, float32 [11569] on the picture's device; by default the ones that come with the package
             (benchmarks/_train_text.py in the repository trains them).
 
     Returns:

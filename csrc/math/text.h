@@ -16,7 +16,7 @@ constexpr int kTextLevels = 4;        // mip levels whose strokes are measured
 constexpr int kTextReach = 2;         // a stroke is darker (lighter) than what lies this many texels to both sides
 constexpr int kLevelStatistics = 11;  // per level: 4 orientations, root of the mean square, 2 net gradients, 4 strokes
 constexpr int kTextStatistics = kTextLevels * kLevelStatistics + 2;
-constexpr int kTextHidden = 16;
+constexpr int kTextHidden = 24;
 constexpr double kTextGain = 512;         // statistics enter the network as log2(1 + gain * value) / 8
 constexpr double kTextQuiet = 1.0 / 512;  // cells with mean gradients below this fade out
 

@@ -45,7 +45,7 @@ CASES = [
 BAD = [
     Bad("text_regions", "channels", lambda: (torch.rand(1, 4, 8, 8), torch.zeros(WEIGHTS)), r"image must be \[B, 3, H, W\]"),
     Bad("text_regions", "size", lambda: (torch.rand(1, 3, 0, 8), torch.zeros(WEIGHTS)), "height and width must be at least 1"),
-    Bad("text_regions", "weights", lambda: (torch.rand(1, 3, 8, 8), torch.zeros(7)), "weights must be the 5409 numbers.*got 7"),
+    Bad("text_regions", "weights", lambda: (torch.rand(1, 3, 8, 8), torch.zeros(7)), "weights must be the 11569 numbers.*got 7"),
     Bad("text_regions", "weights-rank", lambda: (torch.rand(1, 3, 8, 8), torch.zeros(1, WEIGHTS)), r"weights must be \[N\]"),
     Bad(
         "text_regions", "weights-dtype", lambda: (torch.rand(1, 3, 8, 8), torch.zeros(WEIGHTS).double()), "weights must be Float"

@@ -31,7 +31,7 @@ FEATURES = TEXT_LEVELS * LEVEL_FEATURES + 2
 GAIN = 512.0
 """Statistics enter the network as log2(1 + GAIN * value) / 8: half an 8-bit step becomes 1 / 8, nothing becomes 0."""
 
-HIDDEN = 16
+HIDDEN = 24
 """Channels of the hidden layers."""
 
 SHAPES = ((HIDDEN, FEATURES, 1, 1), (HIDDEN, HIDDEN, 3, 3), (HIDDEN, HIDDEN, 3, 3), (1, HIDDEN, 1, 1))
