@@ -22,13 +22,13 @@ struct FlowPass {
   int searches, steps;
   float smoothness, softness;  // see FlowSmooth
 };
-constexpr FlowPass kFinestPass{4, 1, 12, 36.f, 0.12f}, kMiddlePass{5, 4, 4, 30.f, 1.f}, kCoarsePass{3, 7, 12, 15.f, 4.f};
+constexpr FlowPass kFinestPass{4, 1, 12, 36.f, 0.12f}, kMiddlePass{5, 3, 4, 25.f, 2.f}, kCoarsePass{3, 7, 12, 15.f, 4.f};
 
 static_assert(std::max({kFinestPass.steps, kMiddlePass.steps, kCoarsePass.steps}) <= cuda::kMostSmoothSteps);
 
 constexpr int64_t kCoarsestSide = 24;               // the longer side of the coarsest level is at least this: three patches
 constexpr int64_t kCoarsestShortSide = 2 * kPatch;  // and the shorter one this: where most patches meet a border, few are right
-constexpr int64_t kCoarseSide = 128;                // levels with shorter sides than this are coarse
+constexpr int64_t kCoarseSide = 120;                // levels with shorter sides than this are coarse
 constexpr int64_t kKnownSide = 100;                 // those with shorter ones are left out where a flow is given
 constexpr int64_t kFullSize = 1280;  // pictures up to this long are searched down to their own pixels, larger ones to level 1
 

@@ -50,10 +50,10 @@ class Pass(NamedTuple):
     softness: float
 
 
-FINEST, MIDDLE, COARSE = Pass(4, 1, 12, 36.0, 0.12), Pass(5, 4, 4, 30.0, 1.0), Pass(3, 7, 12, 15.0, 4.0)
+FINEST, MIDDLE, COARSE = Pass(4, 1, 12, 36.0, 0.12), Pass(5, 3, 4, 25.0, 2.0), Pass(3, 7, 12, 15.0, 4.0)
 """For the finest level, for those between, and for those whose longer side is shorter than COARSE_SIDE."""
 
-COARSE_SIDE, KNOWN_SIDE = 128, 100
+COARSE_SIDE, KNOWN_SIDE = 120, 100
 
 OCCLUSION_SHARE, OCCLUSION_FLOOR = 0.01, 0.5
 """Occluded where |f + b|^2 > share (|f|^2 + |b|^2) + floor; tested once, at its centre, for each block of half a stride."""
