@@ -15,6 +15,7 @@ namespace texvlm::cuda {
 namespace {
 
 constexpr int kRowThreads = 512;
+constexpr int kRowLoads = 4;  // that a thread has under way
 constexpr int64_t kRowScores = int64_t{1} << 15;
 constexpr int64_t kRowWinners = 2048;
 
@@ -54,18 +55,29 @@ __global__ void __launch_bounds__(kRowThreads) topk_row_kernel(TopKView<T> view,
   while (padded < k) padded *= 2;
   for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
     const T* row = view.scores + b * view.stride_b;
-    const auto key_at = [&](int i) { return Order<T>::of(row[i * view.stride_n]); };
+    // Calls f(i, key) for all of the row in chunks of the block, every thread as often: i may lie beyond the row. Loads of
+    // several chunks are under way at once.
+    const auto each = [&](const auto& f) {
+      for (int first = me; first - me < count; first += kRowThreads * kRowLoads) {
+        Bits key[kRowLoads];
+#pragma unroll
+        for (int u = 0; u < kRowLoads; ++u) {
+          const int i = first + u * kRowThreads;
+          key[u] = i < count ? Order<T>::of(row[i * view.stride_n]) : Bits(0);
+        }
+#pragma unroll
+        for (int u = 0; u < kRowLoads && first - me + u * kRowThreads < count; ++u) f(first + u * kRowThreads, key[u]);
+      }
+    };
     Threshold<Bits> limit{static_cast<Bits>(~Bits(0)), 0};
     if (k < count) {
       limit = {0, static_cast<unsigned>(k)};
       for (int shift = Order<T>::kBits - 8; shift >= 0; shift -= 8) {
         if (me < kDigits) histogram[me] = 0;
         __syncthreads();
-        for (int first = 0; first < count; first += kRowThreads) {
-          const int i = first + me;
-          const Bits key = i < count ? key_at(i) : Bits(0);
+        each([&](int i, Bits key) {
           count_digit(histogram, i < count && on_the_way(key, limit.limit, shift), digit_of(key, shift));
-        }
+        });
         __syncthreads();
         const unsigned own = me < kDigits ? histogram[me] : 0;
         unsigned all;
@@ -80,12 +92,10 @@ __global__ void __launch_bounds__(kRowThreads) topk_row_kernel(TopKView<T> view,
     // Winners of a row that is sorted as a whole are all; else in the order of their indices, and where they are to be sorted,
     // those below the limit first.
     unsigned below = 0, equal = 0;
-    for (int first = 0; first < count; first += kRowThreads) {
-      const int i = first + me;
-      const Bits key = i < count ? key_at(i) : Bits(0);
+    each([&](int i, Bits key) {
       if (k == count) {
         if (i < count) keys[i] = key, places[i] = static_cast<unsigned>(i);
-        continue;
+        return;
       }
       const bool less = i < count && key < limit.limit, same = i < count && key == limit.limit;
       unsigned all;  // both counts in one scan: at most 512 each
@@ -101,7 +111,7 @@ __global__ void __launch_bounds__(kRowThreads) topk_row_kernel(TopKView<T> view,
       }
       below += all >> 16;
       equal += all & 0xffffu;
-    }
+    });
     if (!view.ordered()) {
       for (int i = me; k == count && i < count; i += kRowThreads) view.indices[b * view.k + i] = view.cell(b, i);
       continue;
