@@ -8,7 +8,7 @@
 
 namespace texvlm {
 
-// The fine texels that read coarse texel j, at most 5.
+// The fine texels that read coarse texel j with a weight that is not 0, at most 5. At least one does.
 constexpr int kUpReaders = 5;
 template <class A>
 struct UpReaders {
@@ -25,6 +25,11 @@ TEXVLM_HD UpReaders<A> up_readers(int64_t j, int64_t fine, int64_t coarse) {
   for (int k = 0; k < r.count; ++k) {
     const AxisLerp<A> t = axis_centre<A>(r.first + k, fine, coarse);
     r.weight[k] = (t.i0 == j ? t.w0 : A(0)) + (t.i1 == j ? t.w1 : A(0));
+  }
+  while (r.count > 1 && r.weight[r.count - 1] == A(0)) --r.count;
+  while (r.count > 1 && r.weight[0] == A(0)) {  // weights of 0 are at the ends only: between, i0 moves on by texels
+    ++r.first, --r.count;
+    for (int k = 0; k < r.count; ++k) r.weight[k] = r.weight[k + 1];
   }
   return r;
 }
@@ -118,13 +123,14 @@ struct AddEnlargedAdjoint {
   A sign;
   bool chained;
 
+  // Vertically first, as row() does. `in` is the texel where the readers begin.
   template <class S>
   TEXVLM_HD A gather(const S* in, int64_t pitch, int64_t channels, const UpReaders<A>& ry, const UpReaders<A>& rx) const {
     A sum = 0;
-    for (int i = 0; i < ry.count; ++i) {
-      A line = 0;
-      for (int j = 0; j < rx.count; ++j) line += counted(rx.weight[j], static_cast<A>(in[i * pitch + j * channels]));
-      sum += counted(ry.weight[i], line);
+    for (int j = 0; j < rx.count; ++j) {
+      A column = 0;
+      for (int i = 0; i < ry.count; ++i) column += ry.weight[i] * static_cast<A>(in[i * pitch + j * channels]);
+      sum += rx.weight[j] * column;
     }
     return sum;
   }
@@ -132,11 +138,6 @@ struct AddEnlargedAdjoint {
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
     const Levels& l = grad.levels;
     const UpReaders<A> ry = up_readers<A>(y, l.height[level - 1], l.height[level]);
-    texel(b, y, x, ry, c0, c1);
-  }
-
-  TEXVLM_HD void texel(int64_t b, int64_t y, int64_t x, const UpReaders<A>& ry, int64_t c0, int64_t c1) const {
-    const Levels& l = grad.levels;
     const UpReaders<A> rx = up_readers<A>(x, l.width[level - 1], l.width[level]);
     const int64_t channels = C ? C : grad.channels, pitch = l.width[level - 1] * channels;
     const T* own = grad.texel(b, level, y, x);
@@ -149,8 +150,52 @@ struct AddEnlargedAdjoint {
   }
 
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
-    const UpReaders<A> ry = up_readers<A>(y, grad.levels.height[level - 1], grad.levels.height[level]);
-    for (int64_t x = x0; x < x1; ++x) texel(b, y, x, ry, 0, C ? C : grad.channels);
+    const Levels& l = grad.levels;
+    const UpReaders<A> ry = up_readers<A>(y, l.height[level - 1], l.height[level]);
+    for (int64_t x = x0; x < x1; x += kUpRun) {
+      const int count = static_cast<int>(minimum(kUpRun, x1 - x));
+      chained ? run(out.texel(l, b, level - 1, ry.first, 0), ry, b, y, x, count)
+              : run(grad.texel(b, level - 1, ry.first, 0), ry, b, y, x, count);
+    }
+  }
+
+  // `rows` begins where the readers of row y do. Each column of fine texels is summed once, some channels at a time.
+  template <class S>
+  TEXVLM_HD void run(const S* rows, const UpReaders<A>& ry, int64_t b, int64_t y, int64_t x, int count) const {
+    constexpr int kC = C ? C : 8;
+    const Levels& l = grad.levels;
+    const int64_t channels = C ? C : grad.channels, pitch = l.width[level - 1] * channels;
+    UpReaders<A> rx[kUpRun];
+    for (int i = 0; i < count; ++i) rx[i] = up_readers<A>(x + i, l.width[level - 1], l.width[level]);
+    const int64_t low = rx[0].first, columns = rx[count - 1].first + rx[count - 1].count - low;
+    A sums[(2 * kUpRun + 3) * kC];
+    const auto some = [&](int64_t c0, auto n) {
+      const S* const in = rows + low * channels + c0;
+      if constexpr (C != 0) {
+        sum_columns(in, pitch, ry, sums, static_cast<int>(columns) * C);
+      } else {
+        for (int64_t k = 0; k < columns; ++k) sum_columns(in + k * channels, pitch, ry, sums + k * kC, n);
+      }
+      const T* own = grad.texel(b, level, y, x) + c0;
+      A* TEXVLM_RESTRICT o = out.texel(l, b, level, y, x) + c0;
+      for (int i = 0; i < count; ++i, own += channels, o += channels) {
+        const A* const first = sums + (rx[i].first - low) * kC;
+        A of[kC] = {};
+        for (int j = 0; j < rx[i].count; ++j)
+          for (int c = 0; c < n; ++c) of[c] += rx[i].weight[j] * first[j * kC + c];
+        for (int c = 0; c < n; ++c) o[c] = static_cast<A>(own[c]) + sign * of[c];
+      }
+    };
+    int64_t c0 = 0;
+    for (; c0 + kC <= channels; c0 += kC) some(c0, std::integral_constant<int, kC>());
+    if (c0 < channels) some(c0, static_cast<int>(channels - c0));
+  }
+
+  template <class S>
+  TEXVLM_HD static void sum_columns(const S* in, int64_t pitch, const UpReaders<A>& ry, A* TEXVLM_RESTRICT sums, int n) {
+    for (int k = 0; k < n; ++k) sums[k] = 0;
+    for (int i = 0; i < ry.count; ++i)
+      for (int k = 0; k < n; ++k) sums[k] += ry.weight[i] * static_cast<A>(in[i * pitch + k]);
   }
 };
 
