@@ -7,6 +7,7 @@ Levels above 0 by `update_mipmaps` into a warm buffer, and whole pyramids by `ge
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -52,6 +53,13 @@ def pool_chain(level0: torch.Tensor):
     return run
 
 
+def gradients(forward: Callable[[torch.Tensor], Sequence[torch.Tensor]], image: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Of the picture, from the same gradient of every level."""
+    leaf = image.clone().requires_grad_()
+    incoming = [torch.ones_like(level) for level in forward(leaf)]
+    return lambda: torch.autograd.grad(forward(leaf), leaf, incoming)[0]
+
+
 def main() -> int:
     bench = Bench(__doc__)
     texel_bytes = 4 * texvlm.Texture(torch.zeros(1, 1, SIDE, SIDE)).data.shape[1]  # of a whole pyramid, one channel
@@ -93,6 +101,15 @@ def main() -> int:
         times = bench.compare(title, calls, moves=(level0_bytes + texel_bytes) * channels, fresh=True)
         if channels == 40:
             bench.gate("C = 40 from channels_last: faster than avg_pool2d", times.ratio("avg_pool2d channels_last"), at_least=1.2)
+
+        calls = {
+            US: gradients(lambda i: [texvlm.generate_mipmaps(i).data], image),
+            "avg_pool2d NCHW": gradients(lambda i: pool_chain(i)(), image),
+            "avg_pool2d channels_last": gradients(lambda i: pool_chain(i)(), last),
+        }
+        times = bench.compare(f"generate_mipmaps forward and backward, C = {channels}", calls)
+        pools = times.best("avg_pool2d NCHW", "avg_pool2d channels_last")
+        bench.gate(f"gradients, C = {channels}: faster than the best torch chain ({pools})", times.ratio(pools), at_least=2.0)
 
     return bench.finish(f"A mip chain takes {min(copies):.2f} to {max(copies):.2f} times the copy of its bytes.")
 

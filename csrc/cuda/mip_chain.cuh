@@ -195,11 +195,11 @@ struct MipTile {
         A value;
         if (Mean && halves) {
           const AxisTaps<A> two{0, 2, {A(0.5), A(0.5), A(0)}};
-          value = MipDown<T, 0>::mean(rows + 2 * x * g + c, pitch, g, two, two);
+          value = gathered(rows + 2 * x * g + c, pitch, g, two, two);
         } else {
           const AxisTaps<A> tx = axis_taps<A>(to.x.origin + x, from.x.size);
           const T* window = rows + static_cast<int>(tx.first - from.x.origin) * g + c;
-          value = Mean ? MipDown<T, 0>::mean(window, pitch, g, ty, tx)
+          value = Mean ? gathered(window, pitch, g, ty, tx)
                        : MipDown<T, 0>::reduce(reducers.of(first_channel + c), window, pitch, g, ty, tx);
         }
         const T rounded = static_cast<T>(value);

@@ -111,6 +111,7 @@ struct EnlargePlane {
 // Adjoint of enlarging, in gather form: the gradients [B, fine_h, fine_w, channels] of the pixels that read texel (y, x), summed.
 template <class A>
 struct EnlargeAdjoint {
+  static constexpr int kMaxChannels = 2;
   const A* grad;
   int64_t channels, fine_h, fine_w, h, w;
 
@@ -124,20 +125,24 @@ struct EnlargeAdjoint {
     const AxisLerp<A> t = axis_centre<A>(pixel, fine, coarse);
     return (t.i0 == i ? t.w0 : A(0)) + (t.i1 == i ? t.w1 : A(0));
   }
+  // Vertically first. Weights of 0, which count for nothing, are at the ends only.
   TEXVLM_HD void at(int64_t b, int64_t y, int64_t x, A* out) const {
     constexpr int kColumns = 32;
-    const int64_t begin = maximum<int64_t>(0, first(x, fine_w, w)), end = last(x, fine_w, w) + 1;
-    for (int64_t x0 = begin; x0 < end; x0 += kColumns) {
-      const int n = static_cast<int>(minimum<int64_t>(kColumns, end - x0));
-      A wx[kColumns];
-      for (int j = 0; j < n; ++j) wx[j] = weight(x0 + j, x, fine_w, w);
+    const int64_t end = last(x, fine_w, w) + 1;
+    for (int64_t x0 = maximum<int64_t>(0, first(x, fine_w, w)); x0 < end; x0 += kColumns) {
+      int low = 0, high = static_cast<int>(minimum<int64_t>(kColumns, end - x0));
+      A wx[kColumns], sums[kColumns * kMaxChannels] = {};
+      for (int j = 0; j < high; ++j) wx[j] = weight(x0 + j, x, fine_w, w);
+      while (high > low && wx[high - 1] == A(0)) --high;
+      while (low < high && wx[low] == A(0)) ++low;
+      const int values = (high - low) * static_cast<int>(channels);
       for (int64_t i = maximum<int64_t>(0, first(y, fine_h, h)); i <= last(y, fine_h, h); ++i) {
         const A wy = weight(i, y, fine_h, h);
         if (wy == A(0)) continue;
-        const A* g = grad + ((b * fine_h + i) * fine_w + x0) * channels;
-        for (int j = 0; j < n; ++j)
-          for (int64_t c = 0; c < channels; ++c) out[c] += counted(wy * wx[j], g[j * channels + c]);
+        const A* TEXVLM_RESTRICT g = grad + ((b * fine_h + i) * fine_w + x0 + low) * channels;
+        for (int k = 0; k < values; ++k) sums[k] += wy * g[k];
       }
+      for (int k = 0; k < values; ++k) out[k % channels] += wx[low + k / channels] * sums[k];
     }
   }
 };

@@ -5,17 +5,13 @@
 #pragma once
 
 #include "enlarge.h"
+#include "separable.h"
 
 namespace texvlm {
 
-// The fine texels that read coarse texel j with a weight that is not 0, at most 5. At least one does.
-constexpr int kUpReaders = 5;
+// The fine texels that read coarse texel j.
 template <class A>
-struct UpReaders {
-  int64_t first;
-  int count;
-  A weight[kUpReaders];
-};
+using UpReaders = AxisTaps<A, 5>;
 
 template <class A>
 TEXVLM_HD UpReaders<A> up_readers(int64_t j, int64_t fine, int64_t coarse) {
@@ -123,18 +119,6 @@ struct AddEnlargedAdjoint {
   A sign;
   bool chained;
 
-  // Vertically first, as row() does. `in` is the texel where the readers begin.
-  template <class S>
-  TEXVLM_HD A gather(const S* in, int64_t pitch, int64_t channels, const UpReaders<A>& ry, const UpReaders<A>& rx) const {
-    A sum = 0;
-    for (int j = 0; j < rx.count; ++j) {
-      A column = 0;
-      for (int i = 0; i < ry.count; ++i) column += ry.weight[i] * static_cast<A>(in[i * pitch + j * channels]);
-      sum += rx.weight[j] * column;
-    }
-    return sum;
-  }
-
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
     const Levels& l = grad.levels;
     const UpReaders<A> ry = up_readers<A>(y, l.height[level - 1], l.height[level]);
@@ -143,8 +127,8 @@ struct AddEnlargedAdjoint {
     const T* own = grad.texel(b, level, y, x);
     A* o = out.texel(l, b, level, y, x);
     for (int64_t c = c0; c < c1; ++c) {
-      const A from = chained ? gather(out.texel(l, b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx)
-                             : gather(grad.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx);
+      const A from = chained ? gathered(out.texel(l, b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx)
+                             : gathered(grad.texel(b, level - 1, ry.first, rx.first) + c, pitch, channels, ry, rx);
       o[c] = static_cast<A>(own[c]) + sign * from;
     }
   }
@@ -152,50 +136,22 @@ struct AddEnlargedAdjoint {
   TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
     const Levels& l = grad.levels;
     const UpReaders<A> ry = up_readers<A>(y, l.height[level - 1], l.height[level]);
-    for (int64_t x = x0; x < x1; x += kUpRun) {
-      const int count = static_cast<int>(minimum(kUpRun, x1 - x));
-      chained ? run(out.texel(l, b, level - 1, ry.first, 0), ry, b, y, x, count)
-              : run(grad.texel(b, level - 1, ry.first, 0), ry, b, y, x, count);
-    }
-  }
-
-  // `rows` begins where the readers of row y do. Each column of fine texels is summed once, some channels at a time.
-  template <class S>
-  TEXVLM_HD void run(const S* rows, const UpReaders<A>& ry, int64_t b, int64_t y, int64_t x, int count) const {
-    constexpr int kC = C ? C : 8;
-    const Levels& l = grad.levels;
     const int64_t channels = C ? C : grad.channels, pitch = l.width[level - 1] * channels;
-    UpReaders<A> rx[kUpRun];
-    for (int i = 0; i < count; ++i) rx[i] = up_readers<A>(x + i, l.width[level - 1], l.width[level]);
-    const int64_t low = rx[0].first, columns = rx[count - 1].first + rx[count - 1].count - low;
-    A sums[(2 * kUpRun + 3) * kC];
-    const auto some = [&](int64_t c0, auto n) {
-      const S* const in = rows + low * channels + c0;
-      if constexpr (C != 0) {
-        sum_columns(in, pitch, ry, sums, static_cast<int>(columns) * C);
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      UpReaders<A> rx[kRun];
+      for (int i = 0; i < n; ++i) rx[i] = up_readers<A>(x + i, l.width[level - 1], l.width[level]);
+      const T* TEXVLM_RESTRICT own = grad.texel(b, level, y, x);
+      A* TEXVLM_RESTRICT o = out.texel(l, b, level, y, x);
+      const auto store = [&](int i, int64_t c0, auto count, const A* sums) {
+        for (int c = 0; c < count; ++c) o[i * channels + c0 + c] = static_cast<A>(own[i * channels + c0 + c]) + sign * sums[c];
+      };
+      if (chained) {
+        gather_run<C, 2>(out.texel(l, b, level - 1, ry.first, 0), pitch, channels, 0, channels, ry, rx, n, store);
       } else {
-        for (int64_t k = 0; k < columns; ++k) sum_columns(in + k * channels, pitch, ry, sums + k * kC, n);
+        gather_run<C, 2>(grad.texel(b, level - 1, ry.first, 0), pitch, channels, 0, channels, ry, rx, n, store);
       }
-      const T* own = grad.texel(b, level, y, x) + c0;
-      A* TEXVLM_RESTRICT o = out.texel(l, b, level, y, x) + c0;
-      for (int i = 0; i < count; ++i, own += channels, o += channels) {
-        const A* const first = sums + (rx[i].first - low) * kC;
-        A of[kC] = {};
-        for (int j = 0; j < rx[i].count; ++j)
-          for (int c = 0; c < n; ++c) of[c] += rx[i].weight[j] * first[j * kC + c];
-        for (int c = 0; c < n; ++c) o[c] = static_cast<A>(own[c]) + sign * of[c];
-      }
-    };
-    int64_t c0 = 0;
-    for (; c0 + kC <= channels; c0 += kC) some(c0, std::integral_constant<int, kC>());
-    if (c0 < channels) some(c0, static_cast<int>(channels - c0));
-  }
-
-  template <class S>
-  TEXVLM_HD static void sum_columns(const S* in, int64_t pitch, const UpReaders<A>& ry, A* TEXVLM_RESTRICT sums, int n) {
-    for (int k = 0; k < n; ++k) sums[k] = 0;
-    for (int i = 0; i < ry.count; ++i)
-      for (int k = 0; k < n; ++k) sums[k] += ry.weight[i] * static_cast<A>(in[i * pitch + k]);
+    }
   }
 };
 

@@ -8,19 +8,13 @@
 #include <type_traits>
 
 #include "lanes.h"
+#include "separable.h"
 #include "taps.h"
 #include "texture.h"
 
 namespace texvlm {
 
 // The source texels of destination texel i on an axis of n texels.
-template <class A>
-struct AxisTaps {
-  int64_t first;
-  int count;
-  A weight[3];
-};
-
 template <class A>
 TEXVLM_HD AxisTaps<A> axis_taps(int64_t i, int64_t n) {
   if (n == 1) return {0, 1, {A(1), A(0), A(0)}};
@@ -158,22 +152,10 @@ struct MipDown {
     for (int64_t c = c0; c < c1; ++c) out[c] = static_cast<T>(reduce(reducers.of(c), in + c, pitch, channels, ty, tx));
   }
 
-  // Vertical sums first, then horizontal: row() does the same arithmetic in the same order.
-  TEXVLM_HD static Acc<T> mean(const T* in, int64_t pitch, int64_t channels, const AxisTaps<Acc<T>>& ty,
-                               const AxisTaps<Acc<T>>& tx) {
-    Acc<T> sum = 0;
-    for (int j = 0; j < tx.count; ++j) {
-      Acc<T> column = 0;
-      for (int i = 0; i < ty.count; ++i) column += ty.weight[i] * static_cast<Acc<T>>(in[i * pitch + j * channels]);
-      sum += tx.weight[j] * column;
-    }
-    return sum;
-  }
-
   TEXVLM_HD static Acc<T> reduce(Reducer reducer, const T* in, int64_t pitch, int64_t channels, const AxisTaps<Acc<T>>& ty,
                                  const AxisTaps<Acc<T>>& tx) {
     using A = Acc<T>;
-    if (reducer == Reducer::mean) return mean(in, pitch, channels, ty, tx);
+    if (reducer == Reducer::mean) return gathered(in, pitch, channels, ty, tx);  // row() has the same order
     if (reducer == Reducer::mode) {
       A values[9];
       int n = 0;
@@ -364,51 +346,74 @@ struct MipDownAdjoint {
   int level;
   Reducers reducers;
 
-  // Whether (y, x) is the first extremal texel, row-major, of the window that `parent` was reduced from.
-  TEXVLM_HD bool is_winner(int64_t b, int64_t c, int64_t y, int64_t x, int64_t parent_y, int64_t parent_x, bool is_max) const {
-    const int64_t height = grad.levels.height[level - 1], width = grad.levels.width[level - 1];
-    const AxisTaps<A> ty = axis_taps<A>(parent_y, height), tx = axis_taps<A>(parent_x, width);
-    int64_t best_y = ty.first, best_x = tx.first;
-    A best = static_cast<A>(data.texel(grad.levels, b, level - 1, best_y, best_x)[c]);
-    for (int i = 0; i < ty.count; ++i)
-      for (int j = 0; j < tx.count; ++j) {
-        const A v = static_cast<A>(data.texel(grad.levels, b, level - 1, ty.first + i, tx.first + j)[c]);
-        if (beats(v, best, is_max)) {
-          best = v;
-          best_y = ty.first + i;
-          best_x = tx.first + j;
-        }
-      }
-    return best_y == y && best_x == x;
-  }
-
-  TEXVLM_HD A gather(int64_t b, int64_t c, int64_t y, int64_t x, const AxisTaps<A>& py, const AxisTaps<A>& px,
-                     Reducer reducer) const {
-    if (reducer == Reducer::mode) return A(0);
-    A sum = 0;
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
+    const Levels& l = grad.levels;
+    const AxisTaps<A> py = axis_parents<A>(y, l.height[level - 1]), px = axis_parents<A>(x, l.width[level - 1]);
+    const T* own = grad.texel(b, level - 1, y, x);
+    const A* above = work.texel(l, b, level, py.first, px.first);
+    const bool to_image = level == 1;
+    A* out = to_image ? &image.at(b, 0, y, x) : work.texel(l, b, level - 1, y, x);
+    const int64_t step = to_image ? image.stride_c : 1, pitch = l.width[level] * work.channels;
+    for (int64_t c = c0; c < c1; ++c) {
+      const A from = reducers.of(c) == Reducer::mean ? gathered(above + c, pitch, work.channels, py, px) : A(0);
+      out[c * step] = static_cast<A>(own[c]) + from;
+    }
+    if (!reducers.any_extremum) return;
     for (int i = 0; i < py.count; ++i)
       for (int j = 0; j < px.count; ++j) {
-        const int64_t parent_y = py.first + i, parent_x = px.first + j;
-        const A g = work.texel(grad.levels, b, level, parent_y, parent_x)[c];
-        if (reducer == Reducer::mean) {
-          sum += py.weight[i] * px.weight[j] * g;
-        } else if (is_winner(b, c, y, x, parent_y, parent_x, reducer == Reducer::max)) {
-          sum += g;
+        const AxisTaps<A> ty = axis_taps<A>(py.first + i, l.height[level - 1]),
+                          tx = axis_taps<A>(px.first + j, l.width[level - 1]);
+        const T* window = data.texel(l, b, level - 1, ty.first, tx.first);
+        for (int64_t c = c0; c < c1; ++c) {
+          const Reducer r = reducers.of(c);
+          if (r != Reducer::max && r != Reducer::min) continue;
+          const bool won = ty.count == 2 && tx.count == 2 ? wins<2>(window + c, ty, tx, y, x, r == Reducer::max)
+                                                          : wins<0>(window + c, ty, tx, y, x, r == Reducer::max);
+          out[c * step] += won ? above[i * pitch + j * work.channels + c] : A(0);
         }
       }
-    return sum;
   }
 
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
-    const AxisTaps<A> py = axis_parents<A>(y, grad.levels.height[level - 1]),
-                      px = axis_parents<A>(x, grad.levels.width[level - 1]);
-    const T* own = grad.texel(b, level - 1, y, x);
-    for (int64_t c = c0; c < c1; ++c) {
-      const A total = static_cast<A>(own[c]) + gather(b, c, y, x, py, px, reducers.of(c));
-      if (level == 1) {
-        image.at(b, c, y, x) = total;
-      } else {
-        work.texel(grad.levels, b, level - 1, y, x)[c] = total;
+  // Whether (y, x) is the first extremal texel, row-major, of a window of N x N texels (0: as many as there are taps).
+  template <int N>
+  TEXVLM_HD bool wins(const T* window, const AxisTaps<A>& ty, const AxisTaps<A>& tx, int64_t y, int64_t x, bool is_max) const {
+    const int64_t pitch = grad.levels.width[level - 1] * data.channels, my_y = y - ty.first, my_x = x - tx.first;
+    const A mine = static_cast<A>(window[my_y * pitch + my_x * data.channels]);
+    bool won = true;
+    for (int i = 0; i < (N ? N : ty.count); ++i)
+      for (int j = 0; j < (N ? N : tx.count); ++j) {
+        const A v = static_cast<A>(window[i * pitch + j * data.channels]);
+        const bool before = i < my_y || (i == my_y && j < my_x), me = i == my_y && j == my_x;
+        won &= before ? beats(mine, v, is_max) : me || !beats(v, mine, is_max);
+      }
+    return won;
+  }
+
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    const Levels& l = grad.levels;
+    const int64_t channels = C ? C : grad.channels, width = l.width[level - 1];
+    const AxisTaps<A> py = axis_parents<A>(y, l.height[level - 1]);
+    const bool to_image = level == 1;
+    const int64_t step_x = to_image ? image.stride_x : channels, step_c = to_image ? image.stride_c : 1;
+    for (int64_t x = x0; x < x1; x += kRun) {
+      const int n = static_cast<int>(minimum<int64_t>(kRun, x1 - x));
+      AxisTaps<A> px[kRun];
+      for (int i = 0; i < n; ++i) px[i] = axis_parents<A>(x + i, width);
+      const T* TEXVLM_RESTRICT own = grad.texel(b, level - 1, y, x);
+      A* TEXVLM_RESTRICT out = to_image ? &image.at(b, 0, y, x) : work.texel(l, b, level - 1, y, x);
+      for (int64_t begin = 0, end; begin < channels; begin = end) {  // channels of one reducer that follow each other
+        const Reducer reducer = reducers.of(begin);
+        for (end = reducers.uniform ? channels : begin + 1; end < channels && reducers.of(end) == reducer;) ++end;
+        if (reducer != Reducer::mean) {
+          for (int i = 0; i < n; ++i) (*this)(b, y, x + i, begin, end);
+          continue;
+        }
+        gather_run<C, 1>(work.texel(l, b, level, py.first, 0), l.width[level] * channels, channels, begin, end, py, px, n,
+                         [&](int i, int64_t c0, auto count, const A* sums) {
+                           const T* const mine = own + i * channels + c0;
+                           A* const to = out + i * step_x + c0 * step_c;
+                           for (int c = 0; c < count; ++c) to[c * step_c] = static_cast<A>(mine[c]) + sums[c];
+                         });
       }
     }
   }
