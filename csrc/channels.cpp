@@ -149,6 +149,22 @@ Tensor distance_plane(const Picture& picture, const Tensor& threshold) {
   return out;
 }
 
+// run(level 0 of `data` from a picture of type S, Tag of its texels). Few want a picture in double as narrower texels, so that
+// loop is not compiled: texels in double are written beside, and rounded.
+template <class S, class Run>
+void write_level0(const Tensor& data, int64_t texels, const Run& run) {
+  dispatch_texel(data.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_same_v<S, double> && !std::is_same_v<T, double>) {
+      const Tensor level0 = data.narrow(1, 0, texels), wide = level0.to(at::kDouble);
+      run(wide, Tag<double>{});
+      level0.copy_(wide);
+    } else {
+      run(data, tag);
+    }
+  });
+}
+
 Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t levels, at::TensorList given,
                       at::IntArrayRef given_channels, std::optional<at::ScalarType> dtype, Maybe previous, Maybe fixation) {
   const char* op = "build_channels";
@@ -181,11 +197,11 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
         planes.given[given_channels[at]] = {view(tensor) + i * h * w, tensor.size(1) * h * w, h, w,
                                             given_channels[at] == kCluster};
     }
-    dispatch_texel(texel, [&](auto tag) {
+    write_level0<S>(data, height * width, [&](const Tensor& to, auto tag) {
       using T = typename decltype(tag)::type;
       for_each_pixel<ChannelTexels<S>::template For, T>(image.device(), picture.all(), Work{data.size(2), data.size(2)},
                                                         image_view<const S>(picture.image), picture_view<S>(picture.previous),
-                                                        planes, r.list, texture_view<T>(data, r.levels));
+                                                        planes, r.list, texture_view<T>(to, r.levels));
     });
   });
   build_mipmaps(data, r.levels, r.reducers);
@@ -408,11 +424,11 @@ void update_channels(const Tensor& data, const Tensor& planes, const Tensor& ima
     ChannelPlanes<A> sources{
         luma, view(of.edge), view(of.contrast), nullptr, {}, gaze.defined() ? pointer<const A>(gaze) : nullptr, {}};
     if (of.motion.defined()) sources.given[kMotion] = {view(of.motion), height * width, height, width, false};
-    dispatch_texel(data.scalar_type(), [&](auto tag) {
+    write_level0<S>(data, height * width, [&](const Tensor& to, auto tag) {
       using T = typename decltype(tag)::type;
       for_each_pixel_of<ChannelTexels<S>::template For, T>(device, region.texels, Work{list.count, list.count},
                                                            image_view<const S>(picture), ImageView<const S>{}, sources, list,
-                                                           texture_view<T>(data, levels));
+                                                           texture_view<T>(to, levels));
     });
   });
   update_levels(data, levels, reducers, region.texels);

@@ -57,7 +57,7 @@ void run_bands(const F& f, const BandLists& lists, const Levels& levels, int64_t
       const int32_t* const ids = lists.ids.get() + lists.first[k];
       const int64_t many = lists.first[k + 1] - lists.first[k];
       if (lists.table.total == 0) {
-        band_list_any<C, Best>(f, ids, many, 0, everywhere());
+        band_list_any<C, Best>(f, ids, many, int64_t{0}, everywhere());  // of the same type as below: one loop
         continue;
       }
       const int64_t picture = k / lists.table.total;

@@ -54,9 +54,9 @@ Region of_planes(Region region, int64_t planes);
 
 namespace host {
 
-// The rows of boxes whose first texel is one of [begin, end), all pictures of a box counted.
-template <int C, class F>
-TEXVLM_HD void texel_boxes(const F& f, const Region& region, int64_t channels, int64_t begin, int64_t end) {
+// The rows of boxes whose first texel is one of [begin, end), all pictures of a box counted: by the loop that for_each_texel has.
+template <int C, Isa Best, class F>
+void texel_boxes(const F& f, const Region& region, int64_t channels, int64_t begin, int64_t end) {
   const int64_t planes = region.planes;
   auto start = std::upper_bound(region.starts.begin(), region.starts.end(), begin / planes) - 1;
   for (size_t i = start - region.starts.begin(); i < region.boxes.size() && region.starts[i] * planes < end; ++i) {
@@ -65,10 +65,10 @@ TEXVLM_HD void texel_boxes(const F& f, const Region& region, int64_t channels, i
     const int64_t from = maximum<int64_t>(0, (begin - first + width - 1) / width);
     const int64_t to = minimum(rows * planes, (end - first + width - 1) / width);
     const int64_t base = box.b * planes * rows;
-    if (from < to) texel_rows<C>(f, Rect{region.batch, box.y0, box.y1, box.x0, box.x1}, channels, base + from, base + to);
+    const Rect all{region.batch, box.y0, box.y1, box.x0, box.x1};
+    if (from < to) texel_rows_any<C, Best>(f, all, channels, base + from, base + to);
   }
 }
-TEXVLM_ISA_DISPATCH(texel_boxes)
 
 }  // namespace host
 
@@ -90,9 +90,8 @@ void for_each_texel_of(c10::Device device, const Region& region, int64_t channel
   with_channels<T>(channels, [&](auto c) {
     constexpr int C = decltype(c)::value;
     const F<T, C> f{args...};
-    host::parallel(region.texels() * region.planes, channels, [&](int64_t begin, int64_t end) {
-      host::texel_boxes_any<C, host::kBest<T>>(f, region, channels, begin, end);
-    });
+    host::parallel(region.texels() * region.planes, channels,
+                   [&](int64_t begin, int64_t end) { host::texel_boxes<C, host::kBest<T>>(f, region, channels, begin, end); });
   });
 }
 
@@ -102,9 +101,8 @@ void for_each_pixel_of(c10::Device device, const Region& region, const Work& wor
   if (region.batch <= 0 || work.channels <= 0) return;
   const F<T, 0> f{args...};
   if (on_cuda(device)) return launch_region(device, region, work.channels, f);
-  host::parallel(region.texels() * region.planes, work.cost, [&](int64_t begin, int64_t end) {
-    host::texel_boxes_any<0, host::kBest<T>>(f, region, work.channels, begin, end);
-  });
+  host::parallel(region.texels() * region.planes, work.cost,
+                 [&](int64_t begin, int64_t end) { host::texel_boxes<0, host::kBest<T>>(f, region, work.channels, begin, end); });
 }
 
 }  // namespace texvlm

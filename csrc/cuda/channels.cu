@@ -12,7 +12,7 @@ namespace texvlm::cuda {
   TEXVLM_REGIONS(ChannelTexels<S>::For<BFloat16, 0>)
 TEXVLM_CHANNEL_TEXELS(uint8_t);
 TEXVLM_CHANNEL_TEXELS(float);
-TEXVLM_CHANNEL_TEXELS(double);
+TEXVLM_REGIONS(ChannelTexels<double>::For<double, 0>);
 #define TEXVLM_PLANES(KIND, F) \
   KIND(F<float, 0>);           \
   KIND(F<double, 0>)

@@ -157,9 +157,9 @@ struct SampleLod {
         if (taps.slow[i]) {
           slowly(b, n + i);
         } else if (taps.t[i] == A(0)) {
-          one_level(texels, channels, taps.near, i, to, true);
+          one_level(texels, channels, taps.near, i, to, i + 1 == valid);
         } else {
-          two_levels(texels, channels, taps, i, to);
+          two_levels(texels, channels, taps, i, to, i + 1 == valid);
         }
       }
     }
@@ -176,28 +176,39 @@ struct SampleLod {
                  out + (b * count + n) * channels);
   }
 
+#if defined(TEXVLM_HAS_LANES)
+  static constexpr bool kWide = sizeof(T) >= 4 && (C == 4 || (C == 3 && sizeof(T) == 4));  // a query is one vector of four
+
   // `last`: nothing may be written beyond this query's channels.
+  TEXVLM_HD static void store_wide(const Lanes<A, 4>& value, T* TEXVLM_RESTRICT to, bool last) {
+    if (C == 4 || !last) {
+      memcpy(to, &value, sizeof(value));
+    } else {
+      memcpy(to, &value, 3 * sizeof(T));
+    }
+  }
+#endif
+
   TEXVLM_HD static void one_level(const T* texels, int64_t channels, const LevelTaps<A>& taps, int i, T* TEXVLM_RESTRICT to,
                                   bool last) {
     const A x1 = taps.fx[i], x0 = A(1) - x1, y1 = taps.fy[i], y0 = A(1) - y1;
 #if defined(TEXVLM_HAS_LANES)
-    if constexpr (sizeof(T) >= 4 && (C == 4 || (C == 3 && sizeof(T) == 4))) {
-      const Lanes<A, 4> value = blend(taps.template lanes<4>(texels, i, 0), x0, x1, y0, y1);
-      if (C == 4 || !last) {
-        memcpy(to, &value, sizeof(value));
-      } else {
-        memcpy(to, &value, 3 * sizeof(T));
-      }
-      return;
-    }
+    if constexpr (kWide) return store_wide(blend(taps.template lanes<4>(texels, i, 0), x0, x1, y0, y1), to, last);
 #endif
     for (int64_t c = 0; c < channels; ++c) to[c] = static_cast<T>(blend(taps.corners(texels, i, c), x0, x1, y0, y1));
   }
 
-  TEXVLM_HD static void two_levels(const T* texels, int64_t channels, const BlockTaps<A>& taps, int i, T* TEXVLM_RESTRICT to) {
+  TEXVLM_HD static void two_levels(const T* texels, int64_t channels, const BlockTaps<A>& taps, int i, T* TEXVLM_RESTRICT to,
+                                   bool last) {
     const A t = taps.t[i], s = A(1) - t;
     const A fx0 = taps.near.fx[i], gx0 = A(1) - fx0, fy0 = taps.near.fy[i], gy0 = A(1) - fy0;
     const A fx1 = taps.far.fx[i], gx1 = A(1) - fx1, fy1 = taps.far.fy[i], gy1 = A(1) - fy1;
+#if defined(TEXVLM_HAS_LANES)
+    if constexpr (kWide)
+      return store_wide(s * blend(taps.near.template lanes<4>(texels, i, 0), gx0, fx0, gy0, fy0) +
+                            t * blend(taps.far.template lanes<4>(texels, i, 0), gx1, fx1, gy1, fy1),
+                        to, last);
+#endif
     for (int64_t c = 0; c < channels; ++c)
       to[c] = static_cast<T>(s * blend(taps.near.corners(texels, i, c), gx0, fx0, gy0, fy0) +
                              t * blend(taps.far.corners(texels, i, c), gx1, fx1, gy1, fy1));

@@ -132,6 +132,12 @@ TEXVLM_HD void load_listed(const QueryView<A>& q, const int32_t* ids, int64_t pe
   }
 }
 
+// Whether a tap weighs nothing: for most blocks none does, and nothing is to be settled.
+template <class A>
+TEXVLM_HD int one_counts_for_nothing(const AxisLerp<A>& p) {
+  return static_cast<int>(p.w0 == A(0)) | static_cast<int>(p.w1 == A(0));
+}
+
 // settled() of an axis whose weights are 1 - w and w.
 template <class A>
 TEXVLM_HD void settle(int* TEXVLM_RESTRICT i0, int* TEXVLM_RESTRICT i1, A* TEXVLM_RESTRICT w) {
@@ -145,26 +151,30 @@ template <Address kAddress, bool kUniform, class A>
 TEXVLM_HD void place_level(const Coordinates<A>& s, const Placing& placing, const int* level, LevelTaps<A>& out, int* slow) {
   const LevelSizes& sizes = placing.sizes;
   const int all_w = sizes.width[level[0]], all_h = sizes.height[level[0]];
+  int unsettled = 0;
   for (int i = 0; i < kBlock; ++i) {
     const int h = kUniform ? all_h : sizes.height[level[i]];
     const AxisLerp<A> y = axis_lerp(s.v[i], h, kAddress);
     out.y0[i] = y.i0;
     out.y1[i] = y.i1;
     out.fy[i] = y.w1;
+    unsettled |= one_counts_for_nothing(y);
     if (kAddress == Address::border) slow[i] |= static_cast<int>(y.d0 == A(0)) | static_cast<int>(y.d1 == A(0));
   }
-  if (placing.settled) settle(out.y0, out.y1, out.fy);
+  if (placing.settled && unsettled) settle(out.y0, out.y1, out.fy);
   if (placing.rows_only) return;
   alignas(64) int x0[kBlock], x1[kBlock];
+  unsettled = 0;
   for (int i = 0; i < kBlock; ++i) {
     const int w = kUniform ? all_w : sizes.width[level[i]];
     const AxisLerp<A> x = axis_lerp(s.u[i], w, kAddress);
     x0[i] = x.i0;
     x1[i] = x.i1;
     out.fx[i] = x.w1;
+    unsettled |= one_counts_for_nothing(x);
     if (kAddress == Address::border) slow[i] |= static_cast<int>(x.d0 == A(0)) | static_cast<int>(x.d1 == A(0));
   }
-  if (placing.settled) settle(x0, x1, out.fx);
+  if (placing.settled && unsettled) settle(x0, x1, out.fx);
   const int64_t channels = placing.channels;
   const int64_t all_offset = sizes.offset[level[0]];
   for (int i = 0; i < kBlock; ++i) {
