@@ -46,13 +46,11 @@ constexpr Isa kPacking = std::is_same_v<A, double> ? Isa::base : Isa::v3;
 TEXVLM_ISA_DISPATCH(pack_bands)
 TEXVLM_ISA_DISPATCH(unpack_rows)
 
-// The baseline and double are there to be right, and compiled in a hurry.
+// Double, too, is there to be right, and compiled in a hurry.
 #if TEXVLM_DISPATCHES_ISA && !defined(__clang__)
 #define TEXVLM_CONTRACTED , optimize("fp-contract=fast")
-#define TEXVLM_IN_A_HURRY __attribute__((optimize("O1")))
 #else
 #define TEXVLM_CONTRACTED
-#define TEXVLM_IN_A_HURRY
 #endif
 #if TEXVLM_DISPATCHES_ISA
 #define TEXVLM_BEST_OF(name)                                                                                          \

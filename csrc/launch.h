@@ -94,9 +94,15 @@ constexpr Isa kBest = std::is_same_v<T, double>                                ?
 template <class T>
 constexpr bool kConstantChannels = std::is_same_v<T, float>;
 
-// One loop, compiled for x86-64-v4 (AVX-512), v3 (AVX2) and, without a constant channel count, the baseline.
+// One loop, compiled for x86-64-v4 (AVX-512), v3 (AVX2) and, without a constant channel count, the baseline. Where there is
+// better, the baseline is there to be right, and compiled in a hurry.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(TEXVLM_NO_ISA_DISPATCH)
 #define TEXVLM_DISPATCHES_ISA 1
+#if defined(__clang__)
+#define TEXVLM_IN_A_HURRY
+#else
+#define TEXVLM_IN_A_HURRY __attribute__((optimize("O1")))
+#endif
 #define TEXVLM_ISA_DISPATCH(name)                                                                   \
   template <int C, class... A>                                                                      \
   __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void name##_v4(const A&... a) { \
@@ -106,18 +112,27 @@ constexpr bool kConstantChannels = std::is_same_v<T, float>;
   __attribute__((target("arch=x86-64-v3"))) void name##_v3(const A&... a) {                         \
     name<C>(a...);                                                                                  \
   }                                                                                                 \
+  template <int C, class... A>                                                                      \
+  TEXVLM_IN_A_HURRY void name##_base(const A&... a) {                                               \
+    name<C>(a...);                                                                                  \
+  }                                                                                                 \
   template <int C, Isa Best = Isa::v4, class... A>                                                  \
   void name##_any(const A&... a) {                                                                  \
-    if constexpr (Best == Isa::v4) {                                                                \
-      if (isa() == Isa::v4) return name##_v4<C>(a...);                                              \
+    if constexpr (Best == Isa::base) {                                                              \
+      name<C>(a...);                                                                                \
+    } else {                                                                                        \
+      if constexpr (Best == Isa::v4) {                                                              \
+        if (isa() == Isa::v4) return name##_v4<C>(a...);                                            \
+      }                                                                                             \
+      if constexpr (C == 0) {                                                                       \
+        if (isa() == Isa::base) return name##_base<C>(a...);                                        \
+      } /* else see with_channels */                                                                \
+      name##_v3<C>(a...);                                                                           \
     }                                                                                               \
-    if constexpr (Best != Isa::base) {                                                              \
-      if (C != 0 || isa() != Isa::base) return name##_v3<C>(a...); /* see with_channels */          \
-    }                                                                                               \
-    if constexpr (C == 0 || Best == Isa::base) name<C>(a...);                                       \
   }
 #else
 #define TEXVLM_DISPATCHES_ISA 0
+#define TEXVLM_IN_A_HURRY
 #define TEXVLM_ISA_DISPATCH(name)                  \
   template <int C, Isa Best = Isa::v4, class... A> \
   void name##_any(const A&... a) {                 \

@@ -199,6 +199,18 @@ def test_storage_types() -> None:
         texvlm.build_channels(image, channels=["cluster"], dtype=torch.float16, n_superpixels=4000)
 
 
+@pytest.mark.parametrize("picture", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_texels_are_rounded_once(picture: torch.dtype, dtype: torch.dtype) -> None:
+    """Level 0 is that of the picture's own arithmetic, rounded, for each pair of types; levels above follow from what is stored."""
+    image = torch.rand(2, 3, 21, 34, dtype=picture)
+    channels = ["red", "edge", "contrast_edge", "low_pass", "saliency"]
+    wide = texvlm.build_channels(image, channels=channels)
+    narrow = texvlm.build_channels(image, channels=channels, dtype=dtype)
+    assert torch.equal(narrow.level(0), wide.level(0).to(dtype))
+    assert torch.equal(texvlm.Texture(narrow.level(0), narrow.reducer).data, narrow.data)
+
+
 def test_autocast_keeps_the_fixation_usable() -> None:
     image, fixation = torch.rand(3, 16, 16), torch.tensor([[0.3, 0.6]])
     with torch.autocast("cpu", dtype=torch.bfloat16):
