@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "lanes.h"
 #include "sample.h"
 
 namespace texvlm {
@@ -31,7 +32,7 @@ struct PatchPoint {
 
 constexpr int kPatchColumns = 16;                  // columns handled at a time on the host
 constexpr int kPatchSpan = 2 * kPatchColumns + 2;  // texels that they read in one level: at most 2 apart; the last is zero
-constexpr int kPatchTile = 16;                     // channels handled at a time where their number is not a template constant
+constexpr int kPatchTile = 8;                      // channels handled at a time where their number is not a template constant
 
 // The taps of kPatchColumns columns in one level: the texels that they read, and where in that list each
 // column finds its two.
@@ -39,11 +40,14 @@ template <class A>
 struct PatchColumns {
   bool unit;     // column j reads the texels j and j + 1 of the list, all columns with the same weights
   bool outside;  // some column reads none: the zero behind the list stands in for its texels
+  int apart;     // of unit columns: from the first texel of one to its second; 0: they lie on the texels themselves
   int count;     // texels in the list
   int first;     // of consecutive texels; -1: they are scattered
   int texel[kPatchSpan];
   int t0[kPatchColumns], t1[kPatchColumns];
   A w0[kPatchColumns], w1[kPatchColumns];
+
+  TEXVLM_HD int at(int t) const { return first >= 0 ? first + t : texel[t]; }  // where the list's texel t lies in its row
 };
 
 // One axis of samples that lie one texel apart, n of them from sample k0 on: true, their first texel and
@@ -105,6 +109,15 @@ struct PatchGrid {
     return f.level.t == A(0) && size[f.level.l0] << f.level.l0 == size[0];
   }
 
+  // Whether all rows of a patch without axes lie one texel apart in a level, and the settled taps of the first.
+  TEXVLM_HD bool unit_rows(const PatchFrame<A>& f, const Levels& levels, int level, AxisLerp<A>& row) const {
+    int y0 = 0;
+    A w1 = 0;
+    const bool all = unit(f, levels.height) && unit_taps(f.v, middle(), 0, size, levels.height[level], y0, w1);
+    row = settled(AxisLerp<A>{y0, y0 + 1, A(1) - w1, w1, A(-1), A(1)});
+    return all;
+  }
+
   // Settled taps of row i of a patch without axes, in one level.
   TEXVLM_HD AxisLerp<A> row_taps(const PatchFrame<A>& f, int i, const Levels& levels, int level) const {
     const int height = static_cast<int>(levels.height[level]);
@@ -125,7 +138,8 @@ struct PatchGrid {
       const bool whole = w1 == A(0);
       x.w0[0] = whole ? A(0.5) : A(1) - w1;
       x.w1[0] = whole ? A(0.5) : w1;
-      x.count = whole ? n : n + 1;
+      x.apart = whole ? 0 : 1;
+      x.count = n + x.apart;
       return;
     }
     int low = width, high = 0;
@@ -154,11 +168,11 @@ TEXVLM_HD void lerp_run(A* TEXVLM_RESTRICT v, const T* TEXVLM_RESTRICT top, cons
   for (int k = 0; k < (N ? N : n); ++k) v[k] = w0 * static_cast<A>(top[k]) + w1 * static_cast<A>(bottom[k]);
 }
 
-// Interleaved columns [n, tile] to planes: out[c * plane + j]. N, C: n and tile where known at compile time.
+// Interleaved columns [n, C] to planes: out[c * plane + j]. N: n where known at compile time.
 template <int N, int C, class A, class T>
-TEXVLM_HD void to_planes(T* TEXVLM_RESTRICT out, const A* TEXVLM_RESTRICT in, int64_t plane, int n, int tile) {
-  for (int c = 0; c < (C ? C : tile); ++c)
-    for (int j = 0; j < (N ? N : n); ++j) out[c * plane + j] = static_cast<T>(in[j * (C ? C : tile) + c]);
+TEXVLM_HD void to_planes(T* TEXVLM_RESTRICT out, const A* TEXVLM_RESTRICT in, int64_t plane, int n) {
+  for (int c = 0; c < C; ++c)
+    for (int j = 0; j < (N ? N : n); ++j) out[c * plane + j] = static_cast<T>(in[j * C + c]);
 }
 
 // texture -> out [B, N, C, S, S]. The host runs block() for patches; CUDA has csrc/cuda/patches.cu.
@@ -201,18 +215,22 @@ struct ExtractPatches {
 
   TEXVLM_HD void block(int64_t b, int64_t n0, int64_t n1) const {
     const int samples = static_cast<int>(plane());
+    PatchFrame<A> following = grid.frame(b, n0);
     for (int64_t n = n0; n < n1; ++n) {
-      const PatchFrame<A> f = grid.frame(b, n);
+      const PatchFrame<A> f = following;
+      following = n + 1 < n1 ? grid.frame(b, n + 1) : PatchFrame<A>{};
       if (!f.usable || grid.axes) {
         for (int k = 0; k < samples; ++k) one(b, n, f, k, 0, channels());
         continue;
       }
-      const bool smooth = !(reducers.uniform && reducers.any_mode);
-      for (int j0 = 0; smooth && j0 < grid.size; j0 += kPatchColumns) {
-        if (grid.size - j0 >= kPatchColumns) {
-          strip<kPatchColumns>(b, f, patch(b, n), j0, kPatchColumns);
-        } else {
-          strip<0>(b, f, patch(b, n), j0, grid.size - j0);
+      if (!(reducers.uniform && reducers.any_mode)) {
+        const RowsAhead next = rows_ahead(b, following);
+        for (int j0 = 0; j0 < grid.size; j0 += kPatchColumns) {
+          if (C > 0 && grid.size - j0 >= kPatchColumns) {
+            strip<C ? kPatchColumns : 0>(b, f, patch(b, n), j0, kPatchColumns, next);
+          } else {
+            strip<0>(b, f, patch(b, n), j0, minimum(kPatchColumns, grid.size - j0), next);
+          }
         }
       }
       if (!reducers.any_mode) continue;
@@ -222,75 +240,199 @@ struct ExtractPatches {
     }
   }
 
-  // n columns from j0 on, all rows, of a patch without axes.
+  // The rows of the patch that comes next, in its finer level: they are some lines each and far apart, which no processor
+  // foresees.
+  struct RowsAhead {
+    const char* first;
+    A step;                // from row to row, in texels
+    int64_t pitch, bytes;  // bytes of a row; 0: nothing is worth fetching
+
+    TEXVLM_HD void fetch(int i) const {
+      const int64_t row = static_cast<int64_t>(static_cast<A>(i) * step) * pitch;
+      for (int64_t at = 0; at < bytes; at += kLineBytes) TEXVLM_PREFETCH(first + row + at);
+    }
+  };
+
+  TEXVLM_HD RowsAhead rows_ahead(int64_t b, const PatchFrame<A>& f) const {
+    constexpr int64_t kMost = 1 << 16;  // about what the caches next to a core hold of it
+    const int64_t texel = channels() * static_cast<int64_t>(sizeof(T));
+    if (!f.usable || grid.size * texel < 2 * kLineBytes || plane() * texel > kMost) return {};
+    const int level = f.level.l0;
+    const A width = static_cast<A>(texture.levels.width[level]), height = static_cast<A>(texture.levels.height[level]);
+    const A left = grid.u_of(f, 0) * width - A(0.5), right = grid.u_of(f, grid.size - 1) * width + A(0.5);
+    const A top = grid.v_of(f, 0) * height - A(0.5), bottom = grid.v_of(f, grid.size - 1) * height + A(0.5);
+    if (!(left >= A(0) && right < width && top >= A(0) && bottom < height)) return {};  // its rows are clamped
+    const T* first = texture.texel(b, level, static_cast<int64_t>(top), static_cast<int64_t>(left));
+    return {reinterpret_cast<const char*>(first), (bottom - top) / static_cast<A>(grid.size), texture.levels.width[level] * texel,
+            static_cast<int64_t>(right - left + A(1)) * texel};
+  }
+
+  // n columns from j0 on, all rows, of a patch without axes. N: n where known at compile time.
   template <int N>
-  TEXVLM_HD void strip(int64_t b, const PatchFrame<A>& f, T* patch, int j0, int n) const {
+  TEXVLM_HD void strip(int64_t b, const PatchFrame<A>& f, T* patch, int j0, int n, const RowsAhead& next) const {
     const int used = f.level.t == A(0) ? 1 : 2;
-    PatchColumns<A> columns[2];
-    grid.column_taps(f, j0, n, texture.levels, f.level.l0, columns[0]);
-    if (used == 2) grid.column_taps(f, j0, n, texture.levels, f.level.l1, columns[1]);
-    for (int64_t c0 = 0; c0 < channels(); c0 += C ? C : kPatchTile) {
-      const int tile = C ? C : static_cast<int>(minimum<int64_t>(kPatchTile, channels() - c0));
-      for (int i = 0; i < grid.size; ++i) {
-        A sum[kPatchColumns * (C ? C : kPatchTile)];
-        T* target = patch + c0 * plane() + static_cast<int64_t>(i) * grid.size + j0;
-        const A* source = sum;
-        for (int k = 0; k < used; ++k) {
-          const int level = k ? f.level.l1 : f.level.l0;
-          const A share = used == 1 ? A(1) : k ? f.level.t : A(1) - f.level.t;
-          const AxisLerp<A> y = grid.row_taps(f, i, texture.levels, level);
-          const T *top = texture.texel(b, level, y.i0, 0) + c0, *bottom = texture.texel(b, level, y.i1, 0) + c0;
-          source = line<N>(columns[k], top, bottom, y.w0 * share, y.w1 * share, k > 0, sum, n, tile);
-        }
-        to_planes<N, C>(target, source, plane(), n, tile);
+    Crossing all[2];
+    for (int k = 0; k < used; ++k) {
+      const int level = k ? f.level.l1 : f.level.l0;
+      grid.column_taps(f, j0, n, texture.levels, level, all[k].columns);
+      all[k].unit_rows = grid.unit_rows(f, texture.levels, level, all[k].row);
+    }
+    for (int i = 0; i < grid.size; ++i) {
+      if (j0 == 0) next.fetch(i);
+      bool inside = true;  // another texel follows on all that are read
+      for (int k = 0; k < used; ++k) {
+        const int level = k ? f.level.l1 : f.level.l0;
+        const A share = used == 1 ? A(1) : k ? f.level.t : A(1) - f.level.t;
+        Crossing& at = all[k];
+        const AxisLerp<A> y = at.unit_rows ? AxisLerp<A>{at.row.i0 + i, at.row.i1 + i, at.row.w0, at.row.w1, A(0), A(0)}
+                                           : grid.row_taps(f, i, texture.levels, level);
+        at.top = texture.texel(b, level, y.i0, 0), at.bottom = texture.texel(b, level, y.i1, 0);
+        at.w0 = y.w0 * share, at.w1 = y.w1 * share;
+        at.one_row = used == 1 && y.i0 == y.i1 && y.w0 == A(0.5) && y.w1 == A(0.5);
+        if (C == 0) inside &= level + 1 < texture.levels.count || maximum(y.i0, y.i1) + 1 < texture.levels.height[level];
+      }
+      T* const to = patch + static_cast<int64_t>(i) * grid.size + j0;
+      if constexpr (C > 0) {
+        runs<N>(all, used, n, to);
+      } else {
+        channels_of(all, used, inside, n, to);
       }
     }
   }
 
-  // One row of n columns in one level, interleaved [n, tile]: vertically first, then horizontally. Returns
-  // where it lies: `sum`, or the texture itself where nothing is to be computed.
-  template <int N>
-  TEXVLM_HD const A* line(const PatchColumns<A>& x, const T* top, const T* bottom, A w0, A w1, bool add, A* TEXVLM_RESTRICT sum,
-                          int n, int tile) const {
-    A v[kPatchSpan * (C ? C : kPatchTile)];
-    if (w0 == A(0)) {  // both rows are outside
-      for (int k = 0; k < n * tile; ++k) sum[k] = add ? sum[k] : A(0);
-      return sum;
-    }
-    if (C > 0 && x.unit) {
-      const T *t = top + x.first * C, *d = bottom + x.first * C;
-      if (x.count == n) {
-        if constexpr (std::is_same_v<T, A>) {
-          if (t == d && w0 == A(0.5) && w1 == A(0.5)) return t;
-        }
-        lerp_run<N * C>(sum, t, d, w0, w1, n * C);
+  // Where a row of a patch and its columns meet, in one level: settled taps. Vertically first, then horizontally.
+  struct Crossing {
+    PatchColumns<A> columns;
+    bool unit_rows;   // row i lies i texels below the first,
+    AxisLerp<A> row;  // and these are its taps
+    const T *top, *bottom;
+    A w0, w1;      // 0: both rows are outside
+    bool one_row;  // it lies on the row `top`, the only one that counts
+
+    // V: one channel, or as many in lanes as it has.
+    template <class V>
+    TEXVLM_HD static V read(const T* p) {
+      if constexpr (std::is_same_v<V, A>) {
+        return static_cast<A>(*p);
       } else {
-        lerp_run<N ? (N + 1) * C : 0>(v, t, d, w0, w1, (n + 1) * C);
-        lerp_run<N * C>(sum, v, v + C, x.w0[0], x.w1[0], n * C);
+#if defined(TEXVLM_HAS_LANES)
+        return load_lanes<A, 4>(p);
+#endif
       }
-      return sum;
     }
-    const int64_t pitch = channels();
-    for (int c = 0; c < tile && x.outside; ++c) v[x.count * tile + c] = A(0);
-    if (C > 0 && x.first >= 0) {
-      lerp_run<0>(v, top + x.first * C, bottom + x.first * C, w0, w1, x.count * C);
+
+    template <class V>
+    TEXVLM_HD V vertical(int64_t at) const {
+      const V t = read<V>(top + at);
+      return one_row ? t : w0 * t + w1 * read<V>(bottom + at);
+    }
+
+    // Sample j, channel c and those beside it.
+    template <class V>
+    TEXVLM_HD V sample(int j, int64_t c, int64_t channels) const {
+      const A a = columns.w0[columns.unit ? 0 : j], d = columns.w1[columns.unit ? 0 : j];
+      if (a == A(0) || w0 == A(0)) return V{};
+      const int left = columns.unit ? columns.first + j : columns.at(columns.t0[j]);
+      const int right = columns.unit ? left + columns.apart : columns.at(columns.t1[j]);
+      return a * vertical<V>(left * channels + c) + d * vertical<V>(right * channels + c);
+    }
+  };
+
+  // n samples of a row, C channels: runs of texels, and of their values. N: n where known at compile time.
+  template <int N>
+  TEXVLM_HD void runs(const Crossing* all, int used, int n, T* to) const {
+    A sum[kPatchColumns * (C ? C : 1)];
+    const PatchColumns<A>& x = all[0].columns;
+    if constexpr (std::is_same_v<T, A>)
+      if (x.unit && x.apart == 0 && all[0].one_row) return to_planes<N, C>(to, all[0].top + x.first * C, plane(), n);
+    if (x.unit && all[0].w0 != A(0)) {  // never beside a second level
+      unit_run<N>(all[0], n, sum);
     } else {
-      for (int k = 0; k < x.count; ++k) {
-        const int64_t at = (x.first >= 0 ? x.first + k : x.texel[k]) * pitch;
-        lerp_run<0>(v + k * tile, top + at, bottom + at, w0, w1, tile);
-      }
+      for (int k = 0; k < used; ++k) run<N>(all[k], k > 0, n, sum);
+    }
+    to_planes<N, C>(to, sum, plane(), n);
+  }
+
+  template <int N>
+  TEXVLM_HD static void unit_run(const Crossing& at, int n, A* TEXVLM_RESTRICT sum) {
+    const PatchColumns<A>& x = at.columns;
+    const T *t = at.top + x.first * C, *d = at.bottom + x.first * C;
+    if (x.apart == 0) return lerp_run<N * C>(sum, t, d, at.w0, at.w1, n * C);
+    A v[(kPatchColumns + 1) * (C ? C : 1)];
+    lerp_run<N ? (N + 1) * C : 0>(v, t, d, at.w0, at.w1, (n + 1) * C);
+    lerp_run<N * C>(sum, v, v + C, x.w0[0], x.w1[0], n * C);
+  }
+
+  template <int N>
+  TEXVLM_HD static void run(const Crossing& at, bool add, int n, A* TEXVLM_RESTRICT sum) {
+    const PatchColumns<A>& x = at.columns;
+    if (at.w0 == A(0)) {  // both rows are outside
+      for (int k = 0; k < n * C && !add; ++k) sum[k] = A(0);
+      return;
+    }
+    A v[kPatchSpan * (C ? C : 1)];
+    for (int c = 0; c < C && x.outside; ++c) v[x.count * C + c] = A(0);
+    if (x.first >= 0) {
+      lerp_run<0>(v, at.top + x.first * C, at.bottom + x.first * C, at.w0, at.w1, x.count * C);
+    } else {
+      for (int k = 0; k < x.count; ++k)
+        lerp_run<C>(v + k * C, at.top + x.texel[k] * C, at.bottom + x.texel[k] * C, at.w0, at.w1, C);
     }
     for (int j = 0; j < n; ++j) {
-      const A* TEXVLM_RESTRICT p = v + (x.unit ? j : x.t0[j]) * tile;
-      const A* TEXVLM_RESTRICT q = v + (x.unit ? (x.count == n ? j : j + 1) : x.t1[j]) * tile;
-      const A a = x.w0[x.unit ? 0 : j], d = x.w1[x.unit ? 0 : j];
-      for (int c = 0; c < (C ? C : tile); ++c) {
-        const A value = a * p[c] + d * q[c];
-        sum[j * tile + c] = add ? sum[j * tile + c] + value : value;
+      const A *TEXVLM_RESTRICT p = v + x.t0[j] * C, *TEXVLM_RESTRICT q = v + x.t1[j] * C;
+      for (int c = 0; c < C; ++c) {
+        const A value = x.w0[j] * p[c] + x.w1[j] * q[c];
+        sum[j * C + c] = add ? sum[j * C + c] + value : value;
       }
     }
-    return sum;
   }
+
+  // n samples of a row, any number of channels. Lanes are 4 channels, of 4 columns at a time, which then change places: with
+  // another number of either, the last 4 of them, some once more; with 2 or 3 channels, also some of the next texel, which are
+  // not stored.
+  TEXVLM_HD void channels_of(const Crossing* all, int used, bool inside, int n, T* to) const {
+    const int64_t count = channels();
+#if defined(TEXVLM_HAS_LANES)
+    if (n >= 4 && count > 1 && (count >= 4 || inside)) {
+      for (int64_t c = 0; c < count; c += 4) {
+        const int64_t c0 = maximum<int64_t>(0, minimum(c, count - 4));
+        for (int j = 0; j < n; j += 4) {
+          const int j0 = minimum(j, n - 4);
+          using V = Lanes<A, 4>;
+          V v[4];
+          four(all, used, j0, c0, v);
+          transpose<A>(v[0], v[1], v[2], v[3]);
+          for (int k = 0; k < 4 && c0 + k < count; ++k) store_lanes<A, 4>(to + (c0 + k) * plane() + j0, v[k]);
+        }
+      }
+      return;
+    }
+#endif
+    for (int64_t c = 0; c < count; ++c) {
+      for (int j = 0; j < n; ++j) {
+        A sum = all[0].template sample<A>(j, c, count);
+        if (used == 2) sum += all[1].template sample<A>(j, c, count);
+        to[c * plane() + j] = static_cast<T>(sum);
+      }
+    }
+  }
+
+#if defined(TEXVLM_HAS_LANES)
+  TEXVLM_HD void four(const Crossing* all, int used, int j, int64_t c, Lanes<A, 4>* v) const {
+    using V = Lanes<A, 4>;
+    const PatchColumns<A>& x = all[0].columns;
+    if (x.unit && all[0].w0 != A(0)) {  // neighbours share a texel; never beside a second level
+      const int64_t at = (x.first + j) * channels() + c;
+      for (int k = 0; k < 4; ++k) v[k] = all[0].template vertical<V>(at + k * channels());
+      if (x.apart == 0) return;
+      const V last = all[0].template vertical<V>(at + 4 * channels());
+      for (int k = 0; k < 4; ++k) v[k] = x.w0[0] * v[k] + x.w1[0] * (k < 3 ? v[k + 1] : last);
+      return;
+    }
+    for (int k = 0; k < 4; ++k) v[k] = all[0].template sample<V>(j + k, c, channels());
+    for (int k = 0; k < 4 && used == 2; ++k) v[k] += all[1].template sample<V>(j + k, c, channels());
+  }
+#endif
 };
 
 }  // namespace texvlm
