@@ -46,6 +46,10 @@ LEFT_OUT = (
     "fuzz",  # a process whose memory is limited, while AddressSanitizer reserves terabytes
     "vllm",  # which says nothing about kernels
     "test_video",  # films over ops that have tests of their own, and decoders of others
+    "source.py",  # the text of the sources, of pages and of packages: nothing that is compiled
+    "setup.py",
+    "test_app",
+    "pretrained",
 )
 # Under emulation also what says nothing about kernels, and what is about the CPU's own loops and memory.
 LEFT_OUT_EMULATED = (
@@ -99,6 +103,7 @@ def env() -> dict[str, str]:
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "PYTHONPATH": str(BUILD / "lib"),
         "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "passive",  # beside other workers, threads that spin hold the cores that others wait for
     }
 
 
