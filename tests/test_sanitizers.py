@@ -50,13 +50,13 @@ LEFT_OUT = (
     "setup.py",
     "test_app",
     "pretrained",
+    "gradcheck",  # hundreds of calls of one kernel on one case; that gradients equal the reference's is tested
+    "second_derivatives",
 )
 # Under emulation also what says nothing about kernels, and what is about the CPU's own loops and memory.
 LEFT_OUT_EMULATED = (
     *LEFT_OUT,
     "opcheck",  # fakes and schemas: the same on every device
-    "gradcheck",  # hundreds of calls each; that gradients equal the reference's is tested
-    "second_derivatives",
     "functorch",
     "bad_input",
     "documents.py",  # large pictures: hours, thread by thread

@@ -275,21 +275,26 @@ struct ExtractPatches {
     for (int k = 0; k < used; ++k) {
       const int level = k ? f.level.l1 : f.level.l0;
       grid.column_taps(f, j0, n, texture.levels, level, all[k].columns);
-      all[k].unit_rows = grid.unit_rows(f, texture.levels, level, all[k].row);
+      all[k].unit_rows = grid.unit_rows(f, texture.levels, level, all[k].first_row);
     }
     for (int i = 0; i < grid.size; ++i) {
       if (j0 == 0) next.fetch(i);
       bool inside = true;  // another texel follows on all that are read
       for (int k = 0; k < used; ++k) {
         const int level = k ? f.level.l1 : f.level.l0;
-        const A share = used == 1 ? A(1) : k ? f.level.t : A(1) - f.level.t;
         Crossing& at = all[k];
-        const AxisLerp<A> y = at.unit_rows ? AxisLerp<A>{at.row.i0 + i, at.row.i1 + i, at.row.w0, at.row.w1, A(0), A(0)}
-                                           : grid.row_taps(f, i, texture.levels, level);
-        at.top = texture.texel(b, level, y.i0, 0), at.bottom = texture.texel(b, level, y.i1, 0);
-        at.w0 = y.w0 * share, at.w1 = y.w1 * share;
-        at.one_row = used == 1 && y.i0 == y.i1 && y.w0 == A(0.5) && y.w1 == A(0.5);
-        if (C == 0) inside &= level + 1 < texture.levels.count || maximum(y.i0, y.i1) + 1 < texture.levels.height[level];
+        if (at.unit_rows && i > 0) {
+          const int64_t pitch = texture.levels.width[level] * channels();
+          at.top += pitch, at.bottom += pitch, ++at.lowest;
+        } else {
+          const A share = used == 1 ? A(1) : k ? f.level.t : A(1) - f.level.t;
+          const AxisLerp<A> y = at.unit_rows ? at.first_row : grid.row_taps(f, i, texture.levels, level);
+          at.top = texture.texel(b, level, y.i0, 0), at.bottom = texture.texel(b, level, y.i1, 0);
+          at.w0 = y.w0 * share, at.w1 = y.w1 * share;
+          at.one_row = used == 1 && y.i0 == y.i1 && y.w0 == A(0.5) && y.w1 == A(0.5);
+          at.lowest = maximum(y.i0, y.i1);
+        }
+        if (C == 0) inside &= level + 1 < texture.levels.count || at.lowest + 1 < texture.levels.height[level];
       }
       T* const to = patch + static_cast<int64_t>(i) * grid.size + j0;
       if constexpr (C > 0) {
@@ -303,9 +308,10 @@ struct ExtractPatches {
   // Where a row of a patch and its columns meet, in one level: settled taps. Vertically first, then horizontally.
   struct Crossing {
     PatchColumns<A> columns;
-    bool unit_rows;   // row i lies i texels below the first,
-    AxisLerp<A> row;  // and these are its taps
+    bool unit_rows;         // row i lies i texels below the first,
+    AxisLerp<A> first_row;  // and these are its taps
     const T *top, *bottom;
+    int lowest;    // row that is read
     A w0, w1;      // 0: both rows are outside
     bool one_row;  // it lies on the row `top`, the only one that counts
 
