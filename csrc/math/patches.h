@@ -278,7 +278,7 @@ struct ExtractPatches {
       all[k].unit_rows = grid.unit_rows(f, texture.levels, level, all[k].first_row);
     }
     for (int i = 0; i < grid.size; ++i) {
-      if (j0 == 0) next.fetch(i);
+      if (j0 == 0 && next.bytes > 0) next.fetch(i);
       bool inside = true;  // another texel follows on all that are read
       for (int k = 0; k < used; ++k) {
         const int level = k ? f.level.l1 : f.level.l0;
