@@ -32,7 +32,6 @@ struct PatchPoint {
 
 constexpr int kPatchColumns = 16;                  // columns handled at a time on the host
 constexpr int kPatchSpan = 2 * kPatchColumns + 2;  // texels that they read in one level: at most 2 apart; the last is zero
-constexpr int kPatchTile = 8;                      // channels handled at a time where their number is not a template constant
 
 // The taps of kPatchColumns columns in one level: the texels that they read, and where in that list each
 // column finds its two.
@@ -109,36 +108,34 @@ struct PatchGrid {
     return f.level.t == A(0) && size[f.level.l0] << f.level.l0 == size[0];
   }
 
-  // Whether all rows of a patch without axes lie one texel apart in a level, and the settled taps of the first.
-  TEXVLM_HD bool unit_rows(const PatchFrame<A>& f, const Levels& levels, int level, AxisLerp<A>& row) const {
-    int y0 = 0;
-    A w1 = 0;
-    const bool all = unit(f, levels.height) && unit_taps(f.v, middle(), 0, size, levels.height[level], y0, w1);
-    row = settled(AxisLerp<A>{y0, y0 + 1, A(1) - w1, w1, A(-1), A(1)});
-    return all;
+  // n samples from k0 on of one axis of a patch without axes, in a level of which `sizes` has the sizes on that axis: true, the
+  // settled taps of the first, where they lie one texel apart and all inside.
+  TEXVLM_HD bool unit_axis(const PatchFrame<A>& f, A center, const int64_t* sizes, int level, int k0, int n,
+                           AxisLerp<A>& first) const {
+    int at;
+    A w1;
+    if (!(unit(f, sizes) && unit_taps(center, middle(), k0, n, sizes[level], at, w1))) return false;
+    first = settled(AxisLerp<A>{at, at + 1, A(1) - w1, w1, A(-1), A(1)});
+    return true;
   }
 
   // Settled taps of row i of a patch without axes, in one level.
   TEXVLM_HD AxisLerp<A> row_taps(const PatchFrame<A>& f, int i, const Levels& levels, int level) const {
-    const int height = static_cast<int>(levels.height[level]);
-    int y0;
-    A w1;
-    if (unit(f, levels.height) && unit_taps(f.v, middle(), i, 1, height, y0, w1))
-      return settled(AxisLerp<A>{y0, y0 + 1, A(1) - w1, w1, A(-1), A(1)});
-    return settled(axis_lerp(v_of(f, i), height, address));
+    AxisLerp<A> taps;
+    if (unit_axis(f, f.v, levels.height, level, i, 1, taps)) return taps;
+    return settled(axis_lerp(v_of(f, i), static_cast<int>(levels.height[level]), address));
   }
 
   // Settled taps of its columns j0 .. j0 + n - 1.
   TEXVLM_HD void column_taps(const PatchFrame<A>& f, int j0, int n, const Levels& levels, int level, PatchColumns<A>& x) const {
     const int width = static_cast<int>(levels.width[level]);
-    A w1 = 0;
+    AxisLerp<A> taps;
     x.outside = false;
-    x.unit = unit(f, levels.width) && unit_taps(f.u, middle(), j0, n, width, x.first, w1);
+    x.unit = unit_axis(f, f.u, levels.width, level, j0, n, taps);
     if (x.unit) {
-      const bool whole = w1 == A(0);
-      x.w0[0] = whole ? A(0.5) : A(1) - w1;
-      x.w1[0] = whole ? A(0.5) : w1;
-      x.apart = whole ? 0 : 1;
+      x.first = taps.i0;
+      x.w0[0] = taps.w0, x.w1[0] = taps.w1;
+      x.apart = taps.i1 - taps.i0;
       x.count = n + x.apart;
       return;
     }
@@ -275,10 +272,10 @@ struct ExtractPatches {
     for (int k = 0; k < used; ++k) {
       const int level = k ? f.level.l1 : f.level.l0;
       grid.column_taps(f, j0, n, texture.levels, level, all[k].columns);
-      all[k].unit_rows = grid.unit_rows(f, texture.levels, level, all[k].first_row);
+      all[k].unit_rows = grid.unit_axis(f, f.v, texture.levels.height, level, 0, grid.size, all[k].first_row);
     }
     for (int i = 0; i < grid.size; ++i) {
-      if (j0 == 0 && next.bytes > 0) next.fetch(i);
+      if (j0 == 0) next.fetch(i);
       bool inside = true;  // another texel follows on all that are read
       for (int k = 0; k < used; ++k) {
         const int level = k ? f.level.l1 : f.level.l0;
@@ -347,7 +344,7 @@ struct ExtractPatches {
   // n samples of a row, C channels: runs of texels, and of their values. N: n where known at compile time.
   template <int N>
   TEXVLM_HD void runs(const Crossing* all, int used, int n, T* to) const {
-    A sum[kPatchColumns * (C ? C : 1)];
+    A sum[kPatchColumns * C];
     const PatchColumns<A>& x = all[0].columns;
     if constexpr (std::is_same_v<T, A>)
       if (x.unit && x.apart == 0 && all[0].one_row) return to_planes<N, C>(to, all[0].top + x.first * C, plane(), n);
@@ -364,7 +361,7 @@ struct ExtractPatches {
     const PatchColumns<A>& x = at.columns;
     const T *t = at.top + x.first * C, *d = at.bottom + x.first * C;
     if (x.apart == 0) return lerp_run<N * C>(sum, t, d, at.w0, at.w1, n * C);
-    A v[(kPatchColumns + 1) * (C ? C : 1)];
+    A v[(kPatchColumns + 1) * C];
     lerp_run<N ? (N + 1) * C : 0>(v, t, d, at.w0, at.w1, (n + 1) * C);
     lerp_run<N * C>(sum, v, v + C, x.w0[0], x.w1[0], n * C);
   }
@@ -376,7 +373,7 @@ struct ExtractPatches {
       for (int k = 0; k < n * C && !add; ++k) sum[k] = A(0);
       return;
     }
-    A v[kPatchSpan * (C ? C : 1)];
+    A v[kPatchSpan * C];
     for (int c = 0; c < C && x.outside; ++c) v[x.count * C + c] = A(0);
     if (x.first >= 0) {
       lerp_run<0>(v, at.top + x.first * C, at.bottom + x.first * C, at.w0, at.w1, x.count * C);

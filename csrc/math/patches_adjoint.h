@@ -10,6 +10,8 @@
 
 namespace texvlm {
 
+constexpr int kPatchTile = 16;  // channels handled at a time where their number is not a template constant
+
 // The incoming gradient [B, N, C, S, S], any strides (in elements), stride 0 too.
 template <class T>
 struct PatchGradView {
@@ -225,7 +227,7 @@ struct ExtractPatchesAdjoint {
     }
   }
 
-  // n columns from j0 on, row by row: the adjoint of ExtractPatches::line, horizontally into `v`, then to both rows of texels.
+  // n columns from j0 on, row by row: the adjoint of ExtractPatches::strip, horizontally into `v`, then to both rows of texels.
   TEXVLM_HD void texel_strip(int64_t b, int64_t n, const PatchFrame<A>& f, int level, A share, const Band& band, int j0,
                              int count) const {
     PatchColumns<A> x;
@@ -254,7 +256,7 @@ struct ExtractPatchesAdjoint {
   TEXVLM_HD static void columns_adjoint(const PatchColumns<A>& x, const A* TEXVLM_RESTRICT g, A* TEXVLM_RESTRICT v, int n,
                                         int tile) {
     const int wide = n * (C ? C : tile);
-    if (x.unit && x.count == n) {
+    if (x.unit && x.apart == 0) {
       for (int k = 0; k < wide; ++k) v[k] = g[k];
     } else if (x.unit) {
       for (int c = 0; c < (C ? C : tile); ++c) v[c] = A(0);
@@ -277,7 +279,7 @@ struct ExtractPatchesAdjoint {
       return;
     }
     for (int k = 0; k < x.count; ++k) {
-      A* const to = row + (x.first >= 0 ? x.first + k : x.texel[k]) * channels();
+      A* const to = row + x.at(k) * channels();
       for (int c = 0; c < tile; ++c) to[c] += w * v[k * tile + c];
     }
   }
