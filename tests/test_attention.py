@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases.attention import attend
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from torch import Tensor
 
 import texvlm
@@ -307,7 +308,7 @@ def test_more_is_read_less_is_lost() -> None:
 # ---- at home in PyTorch ----
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.data())
 def test_random_sizes_equal_the_reference(data: st.DataObject) -> None:
     def among(*values):

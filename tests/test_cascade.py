@@ -8,7 +8,8 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
@@ -79,7 +80,7 @@ def test_topk_known_answer() -> None:
     st.integers(0, 75),
     st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_topk_is_a_stable_sort(values: list[float], k: int, dtype: torch.dtype) -> None:
     scores = torch.tensor([values], dtype=torch.float64).reshape(1, -1).to(dtype)
     as_float = scores[0].tolist()
@@ -240,7 +241,7 @@ def test_select_equals_reference(height: int, width: int, k: int, cell: int) -> 
     st.sampled_from([4, 8, 16, 7, 28, 100]),
     st.integers(0, 99),
 )
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_select_equals_reference_on_any_size(height: int, width: int, k: int, cell: int, seed: int) -> None:
     equal_to_reference(textured(height, width, seed=seed), k, cell)
 

@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -66,7 +67,7 @@ def test_meta() -> None:
     assert pickle.loads(pickle.dumps(moving)).meta == moving.meta
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(1, 40), st.integers(1, 90), st.integers(0, 2**31), st.sampled_from(["rand", "binary", "stripes"]))
 def test_ranges_hold_on_every_level(height: int, width: int, seed: int, kind: str) -> None:
     g = torch.Generator().manual_seed(seed)

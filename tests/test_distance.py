@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -37,7 +38,7 @@ def test_far_rows_in_narrow_pictures(height: int, width: int, columns: int) -> N
         assert torch.equal(actual, wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 24), st.integers(1, 130), st.sampled_from([0.0, 0.003, 0.03, 0.2, 1.0]), st.integers(0, 2**31))
 def test_equals_brute_force(height: int, width: int, share: float, seed: int) -> None:
     mask = torch.rand(height, width, generator=torch.Generator().manual_seed(seed)) < share

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -108,7 +109,7 @@ def test_a_constant_picture_is_worth_nothing(value: float) -> None:
     assert all((v == 0).all() for v in text_values(torch.full((2, 3, 70, 150), value), 16))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 40), st.sampled_from([1e-6, 1.0, 1e30]), st.integers(0, 2**31))
 def test_any_size_and_cell(height: int, width: int, cell: int, scale: float, seed: int) -> None:
     image = scale * torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(seed))

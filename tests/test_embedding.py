@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -51,7 +52,7 @@ def test_axes_are_those_of_scikit_learn(width: int) -> None:
     torch.testing.assert_close(pca.transform(rows), F.normalize(laid, dim=1), rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(2, 60), st.integers(1, 40), st.booleans(), st.integers(0, 2**31))
 def test_axes_equal_the_reference(n: int, width: int, centre: bool, seed: int) -> None:
     """Few rows or few dimensions too: axes that do not exist are zero."""
@@ -163,7 +164,7 @@ def test_bad_features() -> None:
 # Relevance and retrieval
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(1, 3), st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31))
 def test_relevance_equals_the_reference(batch: int, width: int, rows: int, columns: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)

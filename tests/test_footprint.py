@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -98,7 +99,7 @@ def test_not_finite_and_huge() -> None:
             assert not t.grad[~fine].any()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     h=st.integers(1, 40),
     w=st.integers(1, 40),

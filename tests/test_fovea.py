@@ -8,7 +8,8 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -54,7 +55,7 @@ def test_default_layout_ends_at_the_border_of_1024() -> None:
     assert tokens.lod[0, 0, :256].min() < 0.3
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     fovea=st.integers(0, 20),
     rings=st.lists(st.integers(1, 30), max_size=5),

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -91,7 +92,7 @@ def test_half_is_within_one_unit_in_the_last_place_per_level(shape: tuple[int, .
         assert ((texture.level(level).float() - exact).abs() <= unit).all()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 3, 4, 6]), st.integers(1, 2))
 def test_every_size_is_what_the_probed_filter_makes(height: int, width: int, channels: int, batch: int) -> None:
     image = torch.rand(batch, channels, height, width)

@@ -7,13 +7,13 @@ tests/test_texture_cache.py looks at the arrays behind it.
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 
 import pytest
 import torch
 from cases.hardware import places, settled
 from cases.sample import MIXED
+from effort import EMULATED
 from torch.library import opcheck
 from torch.utils import _pytree as pytree
 
@@ -192,7 +192,7 @@ def test_emulated_footprints_have_our_taps(address: str, anisotropy: int) -> Non
 
 def emulates_cuda() -> bool:
     """Whether CPU tensors go through CUDA kernels that run on the host."""
-    return texvlm.build_info()["cuda_archs"] == "emulated" and os.environ.get("TEXVLM_EMULATE") == "1"
+    return texvlm.build_info()["cuda_archs"] == "emulated" and EMULATED
 
 
 # ---- gradients ----

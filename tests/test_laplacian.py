@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     height=st.integers(1, 70),
     width=st.integers(1, 140),

@@ -7,7 +7,8 @@ import PIL
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -91,7 +92,7 @@ def test_kept_cells_are_the_processors_rows(bounds: tuple[int, int]) -> None:
     assert not none[:4].any() and none[4:].any()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(1, 80),
     st.integers(1, 80),
@@ -209,7 +210,7 @@ def test_gradients_are_the_same_every_time(device: torch.device) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.integers(1, 40),
     st.integers(1, 40),

@@ -7,7 +7,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -84,7 +85,7 @@ def test_constant_picture_stays_constant() -> None:
     torch.testing.assert_close(out, torch.full_like(out, 0.7), rtol=0, atol=2e-7)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     height=st.integers(1, 40),
     width=st.integers(1, 40),

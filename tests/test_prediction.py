@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -53,7 +54,7 @@ def test_what_is_left_out_can_be_put_back_within_the_bound(bound: float) -> None
     assert kept[:, 0].all() and (bound == 0) == bool(kept[0].all()) and not kept[1].all()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.integers(1, 3),
     st.integers(1, 60),

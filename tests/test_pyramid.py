@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
@@ -82,7 +83,7 @@ def test_mode_has_no_gradient_below_level_0() -> None:
     assert not image.grad.any()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_rectangles_equal_a_rebuild(data: st.DataObject) -> None:
     height, width = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))

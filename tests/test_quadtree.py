@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -26,7 +27,7 @@ def covered(taken: list[torch.Tensor]) -> torch.Tensor:
     return sum(plane[:rows, :columns] for plane in planes)  # type: ignore[return-value]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 13),
@@ -129,7 +130,7 @@ def test_halves_and_bad_levels() -> None:
         texvlm.quadtree_cut(values, -1)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 13), st.integers(1, 13), st.integers(1, 5))
 def test_nodes_are_numbered_level_by_level(rows: int, columns: int, levels: int) -> None:
     expected = [
@@ -200,7 +201,7 @@ def test_soft_cuts_are_the_mean_over_all_sets(rows: int, columns: int, levels: i
     assert torch.autograd.gradcheck(lambda s: log_soft_cut(s, k, (rows, columns), levels), (scores,))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 10**6), st.integers(1, 20), st.integers(1, 20), st.integers(1, 4), st.floats(0.05, 20), st.booleans())
 def test_soft_cuts_take_as_many_as_asked_for(seed: int, rows: int, columns: int, levels: int, spread: float, holes: bool) -> None:
     g = torch.Generator().manual_seed(seed)

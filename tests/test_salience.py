@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -37,7 +38,7 @@ def test_flat_pictures_have_none(value: float) -> None:
     assert (texvlm.saliency(torch.full((3, 70, 50), value)) == 0).all()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(1, 70), st.integers(1, 70), st.booleans(), st.integers(0, 2**31))
 def test_range(height: int, width: int, moving: bool, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)

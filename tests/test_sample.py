@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from effort import EMULATED, examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -83,7 +82,7 @@ def test_equals_grid_sample(channels: int, address: str, padding: str) -> None:
         torch.testing.assert_close(g_mine[inside], g_uv[inside], rtol=1e-3, atol=1e-2)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     h=st.integers(1, 40),
     w=st.integers(1, 40),
@@ -345,7 +344,7 @@ def test_deterministic_sums_do_not_depend_on_the_order(device: torch.device, det
     first = gradients(texture, uv, lod, weights)[0]
     second = gradients(texture, uv[:, order], lod[:, order], weights[:, order])[0]
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-4)
-    if device.type == "cuda" or os.environ.get("TEXVLM_EMULATE") == "1":
+    if device.type == "cuda" or EMULATED:
         assert torch.equal(first, second)
 
 

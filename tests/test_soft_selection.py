@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -28,7 +29,7 @@ def generator(seed: int = 0) -> torch.Generator:
     kind=st.sampled_from(["normal", "ties", "heavy", "flat"]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_sums_to_k_in_the_order_of_the_scores(
     link: str, n: int, share: float, exponent: float, spread: float, kind: str, seed: int
 ) -> None:

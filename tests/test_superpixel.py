@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -50,13 +51,13 @@ def test_connected_and_as_many_as_asked_for(size: tuple[int, int], n: int) -> No
     check(*texvlm.superpixels(blobs(*size, batch=2), n), n)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 70), st.integers(1, 90), st.integers(1, 120), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 2**31))
 def test_any_size(height: int, width: int, n: int, noise: float, seed: int) -> None:
     check(*texvlm.superpixels(blobs(height, width, seed, 7, noise), n), min(n, height * width))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 40), st.integers(0, 2**31))
 def test_equals_reference_at_any_size(height: int, width: int, n: int, seed: int) -> None:
     image = blobs(height, width, seed, 5, 0.3)

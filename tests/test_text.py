@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -57,7 +58,7 @@ def test_a_constant_picture_has_none(value: float) -> None:
     assert (texvlm.text_regions(torch.full((2, 3, 70, 150), value)) == 0).all()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 1e30]))
 def test_range(height: int, width: int, seed: int, scale: float) -> None:
     image = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(seed)) * scale

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from effort import examples
 from films import film
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -31,7 +32,7 @@ def tiles_of(mask: torch.Tensor, tile: int) -> torch.Tensor:
     return padded.unflatten(1, (-1, tile)).unflatten(0, (-1, tile)).any(3).any(1)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.integers(0, 2**31 - 1),
     st.sampled_from(DTYPES),

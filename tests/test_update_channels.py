@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -60,7 +61,7 @@ class Updated:
         self._update(image, tiles_that_differ(image, self.image, self.tile) if dirty is None else dirty)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_any_tiles_of_any_pictures(data: st.DataObject) -> None:
     height, width = data.draw(st.one_of(st.sampled_from(SIZES), st.tuples(st.integers(1, 70), st.integers(1, 70))))
@@ -133,7 +134,7 @@ def test_a_halo_is_as_wide_as_the_table_says() -> None:
             assert max(int(r) for r in reach) == texvlm.CHANNELS[i].halo, "a halo that is wider than it must be"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_mips_of_tiles_equal_a_rebuild(data: st.DataObject) -> None:
     height, width = data.draw(st.integers(1, 150)), data.draw(st.integers(1, 150))

@@ -9,7 +9,8 @@ import pickle
 import films
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -54,7 +55,7 @@ def test_real_films(name: str) -> None:
         before = frame
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(
     height=st.integers(1, 70),
     width=st.integers(1, 90),

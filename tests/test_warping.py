@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
@@ -56,7 +57,7 @@ def test_occluded_and_unknown_places_are_filled() -> None:
     ]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(1, 17), st.integers(1, 17), st.integers(1, 9), st.integers(1, 9), st.integers(0, 1000))
 def test_adjoint(height, width, h, w, seed) -> None:
     """<A x, y> = <x, A' y> for every size and flow; A is linear in the planes."""
