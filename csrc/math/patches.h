@@ -274,6 +274,10 @@ struct ExtractPatches {
       grid.column_taps(f, j0, n, texture.levels, level, all[k].columns);
       all[k].unit_rows = grid.unit_axis(f, f.v, texture.levels.height, level, 0, grid.size, all[k].first_row);
     }
+    if constexpr (C > 0) {
+      if (all[0].unit_rows && all[0].columns.unit)
+        return unit_strip<N>(all[0].columns, all[0].first_row, b, f.level.l0, n, patch + j0, j0 == 0 ? next : RowsAhead{});
+    }
     for (int i = 0; i < grid.size; ++i) {
       if (j0 == 0) next.fetch(i);
       bool inside = true;  // another texel follows on all that are read
@@ -299,6 +303,27 @@ struct ExtractPatches {
       } else {
         channels_of(all, used, inside, n, to);
       }
+    }
+  }
+
+  // Of samples that lie one texel apart both ways, in the only level that they read.
+  template <int N>
+  TEXVLM_HD void unit_strip(const PatchColumns<A>& x, const AxisLerp<A>& y, int64_t b, int level, int n, T* to,
+                            const RowsAhead& next) const {
+    const T *top = texture.texel(b, level, y.i0, x.first), *bottom = texture.texel(b, level, y.i1, x.first);
+    const int64_t pitch = texture.levels.width[level] * C;
+    const bool copied = std::is_same_v<T, A> && x.apart == 0 && y.i0 == y.i1;
+    for (int i = 0; i < grid.size; ++i, top += pitch, bottom += pitch, to += grid.size) {
+      next.fetch(i);
+      if constexpr (std::is_same_v<T, A>) {
+        if (copied) {
+          to_planes<N, C>(to, top, plane(), n);
+          continue;
+        }
+      }
+      A sum[kPatchColumns * C];
+      unit_run<N>(x, top, bottom, y.w0, y.w1, n, sum);
+      to_planes<N, C>(to, sum, plane(), n);
     }
   }
 
@@ -345,11 +370,10 @@ struct ExtractPatches {
   template <int N>
   TEXVLM_HD void runs(const Crossing* all, int used, int n, T* to) const {
     A sum[kPatchColumns * C];
-    const PatchColumns<A>& x = all[0].columns;
-    if constexpr (std::is_same_v<T, A>)
-      if (x.unit && x.apart == 0 && all[0].one_row) return to_planes<N, C>(to, all[0].top + x.first * C, plane(), n);
-    if (x.unit && all[0].w0 != A(0)) {  // never beside a second level
-      unit_run<N>(all[0], n, sum);
+    const Crossing& at = all[0];
+    if (at.columns.unit && at.w0 != A(0)) {  // never beside a second level
+      const int64_t first = at.columns.first * C;
+      unit_run<N>(at.columns, at.top + first, at.bottom + first, at.w0, at.w1, n, sum);
     } else {
       for (int k = 0; k < used; ++k) run<N>(all[k], k > 0, n, sum);
     }
@@ -357,13 +381,23 @@ struct ExtractPatches {
   }
 
   template <int N>
-  TEXVLM_HD static void unit_run(const Crossing& at, int n, A* TEXVLM_RESTRICT sum) {
-    const PatchColumns<A>& x = at.columns;
-    const T *t = at.top + x.first * C, *d = at.bottom + x.first * C;
-    if (x.apart == 0) return lerp_run<N * C>(sum, t, d, at.w0, at.w1, n * C);
-    A v[(kPatchColumns + 1) * C];
-    lerp_run<N ? (N + 1) * C : 0>(v, t, d, at.w0, at.w1, (n + 1) * C);
-    lerp_run<N * C>(sum, v, v + C, x.w0[0], x.w1[0], n * C);
+  TEXVLM_HD static void unit_run(const PatchColumns<A>& x, const T* TEXVLM_RESTRICT top, const T* TEXVLM_RESTRICT bottom, A w0,
+                                 A w1, int n, A* TEXVLM_RESTRICT sum) {
+    constexpr int kRun = 8;
+    if (N == 0 && n >= kRun) {  // the last run overlaps the one before
+      for (int j = 0; j < n; j += kRun) {
+        const int at = minimum(j, n - kRun) * C;
+        unit_run<kRun>(x, top + at, bottom + at, w0, w1, kRun, sum + at);
+      }
+      return;
+    }
+    if (x.apart == 0) return lerp_run<N * C>(sum, top, bottom, w0, w1, n * C);
+    const A left = x.w0[0], right = x.w1[0];
+    for (int k = 0; k < (N ? N : n) * C; ++k) {  // what lies to the right is read twice: kept, it would have to be stored
+      const A a = w0 * static_cast<A>(top[k]) + w1 * static_cast<A>(bottom[k]);
+      const A b = w0 * static_cast<A>(top[k + C]) + w1 * static_cast<A>(bottom[k + C]);
+      sum[k] = left * a + right * b;
+    }
   }
 
   template <int N>
@@ -390,25 +424,12 @@ struct ExtractPatches {
     }
   }
 
-  // n samples of a row, any number of channels. Lanes are 4 channels, of 4 columns at a time, which then change places: with
-  // another number of either, the last 4 of them, some once more; with 2 or 3 channels, also some of the next texel, which are
-  // not stored.
+  // n samples of a row, any number of channels.
   TEXVLM_HD void channels_of(const Crossing* all, int used, bool inside, int n, T* to) const {
     const int64_t count = channels();
 #if defined(TEXVLM_HAS_LANES)
-    if (n >= 4 && count > 1 && (count >= 4 || inside)) {
-      for (int64_t c = 0; c < count; c += 4) {
-        const int64_t c0 = maximum<int64_t>(0, minimum(c, count - 4));
-        for (int j = 0; j < n; j += 4) {
-          const int j0 = minimum(j, n - 4);
-          using V = Lanes<A, 4>;
-          V v[4];
-          four(all, used, j0, c0, v);
-          transpose<A>(v[0], v[1], v[2], v[3]);
-          for (int k = 0; k < 4 && c0 + k < count; ++k) store_lanes<A, 4>(to + (c0 + k) * plane() + j0, v[k]);
-        }
-      }
-      return;
+    if constexpr (std::is_same_v<A, float>) {  // double runs by the baseline of the processor, which has no lanes for it
+      if (n >= 4 && count > 1 && (count >= 4 || inside)) return lanes_of(all, used, n, to);
     }
 #endif
     for (int64_t c = 0; c < count; ++c) {
@@ -421,6 +442,21 @@ struct ExtractPatches {
   }
 
 #if defined(TEXVLM_HAS_LANES)
+  // Lanes are 4 channels, of 4 columns at a time, which then change places: with another number of either, the last 4 of them,
+  // some once more; with 2 or 3 channels, also some of the next texel, which are not stored.
+  TEXVLM_HD void lanes_of(const Crossing* all, int used, int n, T* to) const {
+    for (int64_t c = 0; c < channels(); c += 4) {
+      const int64_t c0 = maximum<int64_t>(0, minimum(c, channels() - 4));
+      for (int j = 0; j < n; j += 4) {
+        const int j0 = minimum(j, n - 4);
+        Lanes<A, 4> v[4];
+        four(all, used, j0, c0, v);
+        transpose<A>(v[0], v[1], v[2], v[3]);
+        for (int k = 0; k < 4 && c0 + k < channels(); ++k) store_lanes<A, 4>(to + (c0 + k) * plane() + j0, v[k]);
+      }
+    }
+  }
+
   TEXVLM_HD void four(const Crossing* all, int used, int j, int64_t c, Lanes<A, 4>* v) const {
     using V = Lanes<A, 4>;
     const PatchColumns<A>& x = all[0].columns;
