@@ -107,7 +107,8 @@ clean: ## remove what was built (the environment stays; rm -rf .venv removes tha
 
 # --- the environment ---------------------------------------------------------------------------------------------------------------
 # A torch that $(PYTHON) already sees is used (a .pth file lets the environment look there too), otherwise TORCH is installed, once.
-# Later installs are held to it by a constraint, so that no extra can bring another.
+# Later installs are held to it by a constraint, so that no extra can bring another: by the version that pip knows, which for PyPI's builds
+# for CUDA is not torch.__version__ (2.11.0, 2.11.0+cu130).
 $(VENV)/.torch:
 	@if [ ! -x $(PY) ]; then \
 	  there=; [ -n "$(ISOLATED)" ] || there=$$($(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null || true); \
@@ -118,7 +119,7 @@ $(VENV)/.torch:
 	@$(PIP) install -qq "setuptools>=77" wheel "ninja>=1.11" numpy || echo "pip could not install the build tools (is a package index reachable?); going on with what is there"
 	@$(PY) -c 'import torch' 2>/dev/null || { $(SAY) "installing $(TORCH), once"; $(PIP) install -qq --no-input $(TORCH); }
 	@$(PY) -c 'import torch, sys; v = tuple(map(int, torch.__version__.split(".")[:2])); sys.exit(None if (2, 11) <= v < (2, 15) else f"texvlm needs torch 2.11 to 2.14, found {torch.__version__}")'
-	@$(PY) -c 'import torch; print("torch==" + torch.__version__)' > $(VENV)/constraints.txt
+	@$(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/constraints.txt
 	@touch $@
 
 # What the package needs, and what an extra does, is read from pyproject.toml: pip can install these only together with the package, which
