@@ -43,7 +43,5 @@ sys.exit(0 if info["cuda"] and "libc10_cuda" in needed else "not linked to libc1
 PYTHON
 # The processors of transformers want torchvision, whose builds fit CUDA builds of torch only.
 .venv/bin/python -m pip install -qq --no-input --no-deps "${CUDA_TORCHVISION:-torchvision==0.26.0}" || echo "no torchvision could be installed: the real processors are not tried"
-verb setup || exit 1
-OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -n "$(nproc)" --dist worksteal \
-  -k "not gradcheck and not second_derivatives and not every_loop and not thread_count" \
-  tests/test_{contract,torch,texture_cache,cpp,cli,arguments,qwen_processor}.py
+verb test ALL_TESTS_NEED= ARGS="-k 'not gradcheck and not second_derivatives and not every_loop and not thread_count' \
+  $(echo tests/test_{contract,torch,texture_cache,cpp,cli,arguments,qwen_processor}.py)"

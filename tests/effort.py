@@ -14,8 +14,4 @@ EMULATED = os.environ.get("TEXVLM_EMULATE") == "1"  # in a build with emulated k
 
 def examples(count: int) -> Callable[[Test], Test]:
     """So many examples of hypothesis, however long one takes; an eighth of them where kernels are emulated."""
-    return settings(max_examples=reduced(count), deadline=None)
-
-
-def reduced(count: int) -> int:
-    return max(count // 8, 2) if EMULATED else count
+    return settings(max_examples=max(count // 8, 2) if EMULATED else count, deadline=None)

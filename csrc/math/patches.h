@@ -221,8 +221,8 @@ struct ExtractPatches {
         continue;
       }
       if (!(reducers.uniform && reducers.any_mode)) {
-        const RowsAhead next = rows_ahead(b, following);
         for (int j0 = 0; j0 < grid.size; j0 += kPatchColumns) {
+          const RowsAhead next = j0 == 0 ? rows_ahead(b, following) : RowsAhead{};
           if (C > 0 && grid.size - j0 >= kPatchColumns) {
             strip<C ? kPatchColumns : 0>(b, f, patch(b, n), j0, kPatchColumns, next);
           } else {
@@ -276,10 +276,10 @@ struct ExtractPatches {
     }
     if constexpr (C > 0) {
       if (all[0].unit_rows && all[0].columns.unit)
-        return unit_strip<N>(all[0].columns, all[0].first_row, b, f.level.l0, n, patch + j0, j0 == 0 ? next : RowsAhead{});
+        return unit_strip<N>(all[0].columns, all[0].first_row, b, f.level.l0, n, patch + j0, next);
     }
     for (int i = 0; i < grid.size; ++i) {
-      if (j0 == 0) next.fetch(i);
+      next.fetch(i);
       bool inside = true;  // another texel follows on all that are read
       for (int k = 0; k < used; ++k) {
         const int level = k ? f.level.l1 : f.level.l0;
@@ -312,18 +312,16 @@ struct ExtractPatches {
                             const RowsAhead& next) const {
     const T *top = texture.texel(b, level, y.i0, x.first), *bottom = texture.texel(b, level, y.i1, x.first);
     const int64_t pitch = texture.levels.width[level] * C;
-    const bool copied = std::is_same_v<T, A> && x.apart == 0 && y.i0 == y.i1;
+    const bool on_texels = x.apart == 0 && y.i0 == y.i1;
     for (int i = 0; i < grid.size; ++i, top += pitch, bottom += pitch, to += grid.size) {
       next.fetch(i);
-      if constexpr (std::is_same_v<T, A>) {
-        if (copied) {
-          to_planes<N, C>(to, top, plane(), n);
-          continue;
-        }
+      if (on_texels) {
+        to_planes<N, C>(to, top, plane(), n);
+      } else {
+        A sum[kPatchColumns * C];
+        unit_run<N>(x, top, bottom, y.w0, y.w1, n, sum);
+        to_planes<N, C>(to, sum, plane(), n);
       }
-      A sum[kPatchColumns * C];
-      unit_run<N>(x, top, bottom, y.w0, y.w1, n, sum);
-      to_planes<N, C>(to, sum, plane(), n);
     }
   }
 
