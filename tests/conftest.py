@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import all_cases, one_of_each
 
 # Absolute and relative, against the reference in float64 for the first two; half types against the rounding of their storage.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -26,21 +27,30 @@ def _seed() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--card", action="store_true", help="only the tests that run on a CUDA device")
+    parser.addoption("--brief", action="store_true", help="of the contract's cases one of every op and set of gradients")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under --card, tests that would not touch the card are left out."""
+    """Long tests first; under --card none that would not touch the card, under --brief few cases of an op."""
+    kept = sorted(items, key=lambda item: item.get_closest_marker("long") is None)
     if config.getoption("--card"):
-        left = [item for item in items if on_card(item)]
-        config.hook.pytest_deselected(items=[item for item in items if not on_card(item)])
-        items[:] = left
+        kept = [item for item in kept if on_card(item)]
+    if config.getoption("--brief"):
+        few = {str(case) for case in one_of_each(all_cases())}
+        kept = [item for item in kept if not (case := given(item).get("case")) or str(case) in few]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def given(item: pytest.Item) -> dict[str, object]:
+    """What a test is parametrized with."""
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def on_card(item: pytest.Item) -> bool:
     """Whether a test runs on a CUDA device, where there is one."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    if "device" in given:
-        return str(given["device"]).startswith("cuda")
+    if "device" in given(item):
+        return str(given(item)["device"]).startswith("cuda")
     return "cuda" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu") is not None
 
 
@@ -75,7 +85,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """OpenGL may be absent; where libEGL is there, its tests run and have to pass."""
-    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    case = given(item).get("case")
     if item.get_closest_marker("gl") or getattr(case, "op", "").endswith("_gl"):
         try:
             ctypes.CDLL("libEGL.so.1")

@@ -6,8 +6,8 @@
 #
 # Not all tests: the formulas are the same sources, compiled by the same compiler, and no header of torch is under them; `make test` has
 # run them. What another torch, with CUDA inside, can change is what touches it: every op's registration, dispatch, fakes and autograd
-# (the contract), export, autocast, forks and workers (test_torch), streams and the cache of textures, the C++ example, the command line, and the
-# processors of Qwen-VL, which want torchvision.
+# (the contract, a case of each op and set of gradients), export, autocast, forks and workers (test_torch), streams and the cache of
+# textures, the C++ example, the command line, and the processors of Qwen-VL, which want torchvision.
 # The kernels' objects are those of `make kernels`, which know nothing of torch either.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -30,7 +30,7 @@ verb .venv/.torch || not_done "$torch could not be installed"
 .venv/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || not_done "$torch is a build without CUDA here"
 
 # In a hurry, and with one copy of each loop: the formulas are not what is tried.
-CXXFLAGS="${CXXFLAGS:-} -O1 -DTEXVLM_NO_ISA_DISPATCH" verb build || exit 1
+CXXFLAGS="${CXXFLAGS:-} -O0 -DTEXVLM_NO_ISA_DISPATCH" verb build || exit 1
 .venv/bin/python - << 'PYTHON' || exit 1
 import subprocess, sys, texvlm
 from pathlib import Path
@@ -43,5 +43,5 @@ sys.exit(0 if info["cuda"] and "libc10_cuda" in needed else "not linked to libc1
 PYTHON
 # The processors of transformers want torchvision, whose builds fit CUDA builds of torch only.
 .venv/bin/python -m pip install -qq --no-input --no-deps "${CUDA_TORCHVISION:-torchvision==0.26.0}" || echo "no torchvision could be installed: the real processors are not tried"
-verb test ALL_TESTS_NEED= ARGS="-k 'not gradcheck and not second_derivatives and not every_loop and not thread_count' \
+verb test ALL_TESTS_NEED= ARGS="--brief -k 'not gradcheck and not second_derivatives and not every_loop and not thread_count' \
   $(echo tests/test_{contract,torch,texture_cache,cpp,cli,arguments,qwen_processor}.py)"

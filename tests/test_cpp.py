@@ -35,6 +35,7 @@ def cuda_options() -> list[str]:
     return [f"-DCUDA_TOOLKIT_ROOT_DIR={home}", f"-DCUDAToolkit_ROOT={home}", f"-DCMAKE_CUDA_COMPILER={home / 'bin' / 'nvcc'}"]
 
 
+@pytest.mark.long
 def test_a_program_trains_a_texture(tmp_path: Path) -> None:
     options = cuda_options()
     cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))

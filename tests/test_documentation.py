@@ -15,6 +15,7 @@ for needed in ("sphinx", "furo", "myst_nb", "transformers"):
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.long
 def test_documentation_builds(tmp_path: Path) -> None:
     nowhere = {f"{name}{proxy}": "http://127.0.0.1:9" for name in ("http", "https") for proxy in ("_proxy", "_PROXY")}
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "notebooks", str(tmp_path / "pages")]

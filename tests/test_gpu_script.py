@@ -52,6 +52,7 @@ def test_without_a_card_it_says_so() -> None:
     assert done.returncode == 1 and "no NVIDIA GPU that torch can use, nothing verified" in done.stdout
 
 
+@pytest.mark.long
 def test_a_dry_run_walks_every_part() -> None:
     done = script("benchmarks/_gpu_verify.py", "--dry-run")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

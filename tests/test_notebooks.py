@@ -20,6 +20,7 @@ def printed(cell: Any) -> str:
     return "".join(output.get("text", "") for output in cell.get("outputs", []))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = nbformat.read(path, as_version=4)

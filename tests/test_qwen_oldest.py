@@ -20,6 +20,7 @@ LEFT_OUT = ["compiled", "threads", "workers", "misuse", "one_line", "checkpoint"
 """What transformers has no part in, and what takes long."""
 
 
+@pytest.mark.long
 def test_the_oldest_transformers() -> None:
     """The tests of the invariants, in a process of their own."""
     if not (THERE / "transformers").is_dir():

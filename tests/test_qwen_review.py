@@ -28,6 +28,7 @@ def first(image: Tensor, grid: tuple[int, int], k: int) -> Tensor:
 # ---- devices ----
 
 
+@pytest.mark.long
 def test_devices_may_differ() -> None:
     """Ids, rows, pictures and selector each on the CPU or on another device (see far_device.py), in a process of its own."""
     here = Path(__file__).parent

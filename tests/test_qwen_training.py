@@ -163,6 +163,7 @@ def test_the_selector_learns_late_where_the_reader_shall_go_first(tmp_path: Path
     assert any(not torch.equal(p, before[name]) for name, p in weights(pair[1].selector).items())
 
 
+@pytest.mark.long
 def test_it_learns_to_keep_what_answers(tmp_path: Path) -> None:
     """Two of 16 cells: by chance an eighth of the decisive cells is kept, and a bit over a quarter of the answers is right."""
     torch.manual_seed(2)

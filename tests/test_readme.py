@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import films
+import pytest
 import qwen_folder
 import torch
 from packaging.requirements import Requirement
@@ -191,6 +192,7 @@ def installed(source: Path, home: Path) -> Path:
     return site
 
 
+@pytest.mark.long
 def test_commands_run_in_a_fresh_clone_after_pip_install(tmp_path: Path) -> None:
     folder, home = clone(tmp_path / "texvlm"), tmp_path / "environment"
     site = installed(folder, home)

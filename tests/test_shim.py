@@ -68,6 +68,7 @@ def schedules(build: str) -> list[tuple[int, int]]:
     return [(RANDOM, 4)] if build != "plain" else [(seed, blocks) for seed in range(6) for blocks in (1, 4)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("driver", "build"), [(d, b) for d in DRIVERS for b in BUILDS if b != "asan" or d in ("warps", "textures")]
 )

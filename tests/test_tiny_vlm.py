@@ -141,6 +141,7 @@ def test_a_checkpoint_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / "out" / "selector").is_dir()
 
 
+@pytest.mark.long
 def test_the_command_draws_trains_and_prints_a_table(tmp_path: Path) -> None:
     """In processes of its own: what reads a query has run OpenMP in the first one, which forked ones would not survive."""
     size = ["--boards", "8", "--warm", "4", "--steps", "2", "--count", "8", "--rows", "query; learned"]

@@ -61,6 +61,11 @@ def all_cases() -> list[Case]:
     return [case for module in _modules() for case in module.CASES]
 
 
+def one_of_each(cases: list[Case]) -> list[Case]:
+    """The first case of every op and set of arguments that have gradients, which is a graph of its own."""
+    return list({(case.op, case.grads): case for case in reversed(cases)}.values())[::-1]
+
+
 def all_bad() -> list[Bad]:
     return [bad for module in _modules() for bad in getattr(module, "BAD", [])]
 
