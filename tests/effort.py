@@ -10,6 +10,7 @@ from hypothesis import settings
 
 Test = TypeVar("Test", bound=Callable[..., None])
 EMULATED = os.environ.get("TEXVLM_EMULATE") == "1"  # in a build with emulated kernels (tests/shim) CPU tensors go through these
+ADDRESS_MODES = ("clamp", "border") if EMULATED else ("clamp", "wrap", "mirror", "border")
 
 
 def examples(count: int) -> Callable[[Test], Test]:

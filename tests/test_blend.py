@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from effort import EMULATED
+from effort import ADDRESS_MODES, EMULATED
 
 import texvlm
 from texvlm import reference
 
-ADDRESS_MODES = ("clamp", "wrap", "mirror", "border")
 FILTERS = ("nearest", "bilinear", "trilinear")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ODD = torch.tensor([torch.inf, -torch.inf, torch.nan])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from cases import Bad, Case, all_bad, all_cases, one_of_each
 from conftest import TOLERANCE
+from effort import EMULATED
 from torch.autograd import forward_ad
 from torch.library import opcheck
 from torch.utils._pytree import tree_map
@@ -78,6 +79,8 @@ def close(case: Case, actual: torch.Tensor, wanted: torch.Tensor, dtype: torch.d
 def test_equals_reference(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
     if dtype not in case.dtypes:
         assert case.dtypes, "a case needs dtypes"
+        return
+    if EMULATED and dtype in (torch.float64, torch.bfloat16) and case not in ONE_OF_EACH:  # others are as wide, or have gradients
         return
     args = case.make(dtype, generator)
     wanted = expected(case, clones(args))

@@ -6,18 +6,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from effort import EMULATED
+from effort import ADDRESS_MODES, EMULATED
 
 import texvlm
 
-ADDRESS_MODES = ("clamp", "border") if EMULATED else ("clamp", "wrap", "mirror", "border")
 Outputs = tuple[torch.Tensor | None, ...]
 
 
 def same_by_any_number_of_threads(call: Callable[[], Outputs]) -> Outputs:
     results, before = [], torch.get_num_threads()
     try:
-        for threads in (1, 2) if EMULATED else (1, 2, 3):
+        for threads in (1,) if EMULATED else (1, 2, 3):
             torch.set_num_threads(threads)
             results.append(call())
     finally:
@@ -44,7 +43,7 @@ def assert_sum_of_parts(whole: torch.Tensor, parts: list[torch.Tensor]) -> None:
 def test_patches(address: str, channels: int, shared: bool, turned: bool, size: int, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(0)
     texture = texvlm.Texture(torch.rand(1 if shared else 2, channels, 96, 128, generator=g), dtype=dtype)
-    coords, count = torch.float64 if dtype == torch.float64 else torch.float32, 20 if EMULATED else 60
+    coords, count = torch.float64 if dtype == torch.float64 else torch.float32, 10 if EMULATED else 60
     uv = torch.rand(2, count, 2, generator=g, dtype=coords) * 1.6 - 0.3
     lod = (torch.rand(2, count, generator=g, dtype=coords) * 6 - 1).where(torch.arange(count) % 2 == 0, 0.0)
     uv[0, 3], lod[1, 4] = torch.nan, torch.inf
@@ -76,7 +75,7 @@ def test_footprints(address: str, channels: int, shared: bool, dtype: torch.dtyp
     names = ["mean"] if reducer == "mean" else ["mode" if c % 3 == 1 else "mean" for c in range(channels)]
     image = (torch.rand(1 if shared else 2, channels, 96, 128, generator=g) * 4).round()
     texture = texvlm.Texture(image, names, dtype=dtype)
-    coords, count = torch.float64 if dtype == torch.float64 else torch.float32, 300 if EMULATED else 700
+    coords, count = torch.float64 if dtype == torch.float64 else torch.float32, 220 if EMULATED else 700
     uv = torch.rand(2, count, 2, generator=g, dtype=coords) * 1.6 - 0.3
     ddx, ddy = (torch.randn(2, count, 2, generator=g, dtype=coords) * 0.03 for _ in range(2))
     uv[0, 3], ddx[1, 4] = torch.nan, torch.inf
