@@ -251,9 +251,15 @@ def jobs() -> int:
     if chosen := os.environ.get("MAX_JOBS"):
         return int(chosen)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    meminfo = Path("/proc/meminfo")
-    kilobytes = re.search(r"MemAvailable: *(\d+)", meminfo.read_text()) if meminfo.exists() else None
-    return max(1, min(cores, int(kilobytes[1]) // (3 << 19))) if kilobytes else cores
+    return max(1, min([cores, *(memory // (3 << 29) for memory in memory_there())]))
+
+
+def memory_there() -> list[int]:
+    """Bytes that the machine has available, and those that a container may take in all, as far as Linux says."""
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    available = re.search(r"MemAvailable: *(\d+)", meminfo.read_text()) if meminfo.exists() else None
+    most = re.match(r"\d+", limit.read_text()) if limit.exists() else None  # or "max"
+    return [*([int(available[1]) << 10] if available else []), *([int(most[0])] if most else [])]
 
 
 class Build(build_ext):

@@ -220,7 +220,11 @@ def selection(card: Card) -> None:
     card.row("select 273 cells of 1024^2 x 3", lambda: texvlm.select(image))
     card.row("13 channels of 1024^2", lambda: texvlm.build_channels(image, channels="minimal"))
     mask = card.rand(1, n, n) > 0.99
-    card.row("exact distance transform 1024^2", lambda: texvlm.distance_transform(mask))
+    card.row(
+        "exact distance transform 1024^2",
+        lambda: texvlm.distance_transform(mask),
+        against={"jump flooding": lambda: texvlm.distance_transform(mask, method="jfa")},
+    )
     if (cupy := optional("cupy")) and (edt := optional("cucim.core.operations.morphology")):
         array = cupy.from_dlpack((~mask[0]).to(torch.uint8))
         card.ask("distance transform 1024^2 by cuCIM, ms", lambda: card.time(lambda: edt.distance_transform_edt(array)))

@@ -159,19 +159,19 @@ Packed attention_pack(const Tensor& k, const Tensor& v, Size height, Size width,
     dispatch_texel(p.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
       using A = Acc<T>;
-      const AttentionPack<T> f{p.cells,
-                               p.batch,
-                               p.heads,
-                               p.dim,
-                               pointer<const T>(p.k),
-                               pointer<const T>(p.v),
-                               maybe<const A>(p.log_weight),
-                               pointer<A>(keys),
-                               pointer<A>(values),
-                               pointer<A>(log_count),
-                               pointer<A>(spread),
-                               pointer<A>(low),
-                               pointer<A>(high)};
+      const AttentionPack<T> f{.cells = p.cells,
+                               .batch = p.batch,
+                               .heads = p.heads,
+                               .dim = p.dim,
+                               .k = pointer<const T>(p.k),
+                               .v = pointer<const T>(p.v),
+                               .log_weight = maybe<const A>(p.log_weight),
+                               .keys = pointer<A>(keys),
+                               .values = pointer<A>(values),
+                               .log_count = pointer<A>(log_count),
+                               .spread = pointer<A>(spread),
+                               .low = pointer<A>(low),
+                               .high = pointer<A>(high)};
       if (on_cuda(k.device())) {
         const c10::DeviceGuard guard(k.device());
         return cuda::attention_pack(f, current_stream(k.device()));
@@ -209,22 +209,22 @@ std::tuple<Tensor, Tensor, Tensor> attention_pack_backward(const Tensor& grad_ke
     dispatch_texel(p.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
       using A = Acc<T>;
-      const AttentionPackAdjoint<T> f{p.cells,
-                                      p.batch,
-                                      p.heads,
-                                      p.dim,
-                                      pointer<const A>(of_keys),
-                                      pointer<const A>(of_values),
-                                      pointer<const A>(of_count),
-                                      pointer<const T>(p.k),
-                                      pointer<const T>(p.v),
-                                      maybe<const A>(p.log_weight),
-                                      pointer<const A>(packed_keys),
-                                      pointer<const A>(packed_values),
-                                      pointer<const A>(count),
-                                      maybe<A>(grad_k),
-                                      maybe<A>(grad_v),
-                                      maybe<A>(grad_log_weight)};
+      const AttentionPackAdjoint<T> f{.cells = p.cells,
+                                      .batch = p.batch,
+                                      .heads = p.heads,
+                                      .dim = p.dim,
+                                      .grad_keys = pointer<const A>(of_keys),
+                                      .grad_values = pointer<const A>(of_values),
+                                      .grad_log_count = pointer<const A>(of_count),
+                                      .k = pointer<const T>(p.k),
+                                      .v = pointer<const T>(p.v),
+                                      .log_weight = maybe<const A>(p.log_weight),
+                                      .keys = pointer<const A>(packed_keys),
+                                      .values = pointer<const A>(packed_values),
+                                      .log_count = pointer<const A>(count),
+                                      .grad_k = maybe<A>(grad_k),
+                                      .grad_v = maybe<A>(grad_v),
+                                      .grad_log_weight = maybe<A>(grad_log_weight)};
       if (on_cuda(k.device())) {
         const c10::DeviceGuard guard(k.device());
         return cuda::attention_pack_adjoint(f, current_stream(k.device()));
@@ -347,25 +347,25 @@ Attended hierarchical_attention(const Tensor& q, const Tensor& k, const Tensor& 
   dispatch_texel(a.places.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = Acc<T>;
-    const Attend<T> f{shape,
-                      by,
-                      pointer<const T>(a.q),
-                      pointer<const T>(a.places.k),
-                      pointer<const T>(a.places.v),
-                      maybe<const T>(a.prefix_k),
-                      maybe<const T>(a.prefix_v),
-                      pointer<const A>(a.keys),
-                      pointer<const A>(a.values),
-                      pointer<const A>(a.log_count),
-                      pointer<const A>(spreads),
-                      pointer<const A>(lows),
-                      pointer<const A>(highs),
-                      maybe<const A>(a.places.log_weight),
-                      maybe<const int32_t>(chosen_before),
-                      pointer<T>(out),
-                      pointer<A>(lse),
-                      pointer<int32_t>(chosen),
-                      with_mass ? pointer<A>(mass) : nullptr};
+    const Attend<T> f{.shape = shape,
+                      .importance = by,
+                      .q = pointer<const T>(a.q),
+                      .k = pointer<const T>(a.places.k),
+                      .v = pointer<const T>(a.places.v),
+                      .prefix_k = maybe<const T>(a.prefix_k),
+                      .prefix_v = maybe<const T>(a.prefix_v),
+                      .keys = pointer<const A>(a.keys),
+                      .values = pointer<const A>(a.values),
+                      .log_count = pointer<const A>(a.log_count),
+                      .spread = pointer<const A>(spreads),
+                      .low = pointer<const A>(lows),
+                      .high = pointer<const A>(highs),
+                      .log_weight = maybe<const A>(a.places.log_weight),
+                      .choice = maybe<const int32_t>(chosen_before),
+                      .out = pointer<T>(out),
+                      .lse = pointer<A>(lse),
+                      .chosen = pointer<int32_t>(chosen),
+                      .mass = with_mass ? pointer<A>(mass) : nullptr};
     if (on_cuda(device)) {
       const c10::DeviceGuard guard(device);
       const Tensor space = workspace(cuda::attend_workspace<T>(shape), device);
@@ -429,30 +429,30 @@ Gradients hierarchical_attention_backward(const Tensor& grad, const Tensor& grad
     dispatch_texel(p.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
       using A = Acc<T>;
-      const AttendAdjoint<T> f{shape,
-                               pointer<const T>(incoming),
-                               pointer<const A>(of_lse),
-                               pointer<const T>(a.q),
-                               pointer<const T>(p.k),
-                               pointer<const T>(p.v),
-                               maybe<const T>(a.prefix_k),
-                               maybe<const T>(a.prefix_v),
-                               pointer<const A>(a.keys),
-                               pointer<const A>(a.values),
-                               pointer<const A>(a.log_count),
-                               maybe<const A>(p.log_weight),
-                               pointer<const T>(outs),
-                               pointer<const A>(lses),
-                               pointer<const int32_t>(choice),
-                               maybe<A>(grad_q),
-                               maybe<A>(grad_k),
-                               maybe<A>(grad_v),
-                               maybe<A>(grad_keys),
-                               maybe<A>(grad_values),
-                               maybe<A>(grad_log_count),
-                               maybe<A>(grad_log_weight),
-                               maybe<A>(grad_prefix_k),
-                               maybe<A>(grad_prefix_v)};
+      const AttendAdjoint<T> f{.shape = shape,
+                               .grad = pointer<const T>(incoming),
+                               .grad_lse = pointer<const A>(of_lse),
+                               .q = pointer<const T>(a.q),
+                               .k = pointer<const T>(p.k),
+                               .v = pointer<const T>(p.v),
+                               .prefix_k = maybe<const T>(a.prefix_k),
+                               .prefix_v = maybe<const T>(a.prefix_v),
+                               .keys = pointer<const A>(a.keys),
+                               .values = pointer<const A>(a.values),
+                               .log_count = pointer<const A>(a.log_count),
+                               .log_weight = maybe<const A>(p.log_weight),
+                               .out = pointer<const T>(outs),
+                               .lse = pointer<const A>(lses),
+                               .chosen = pointer<const int32_t>(choice),
+                               .grad_q = maybe<A>(grad_q),
+                               .grad_k = maybe<A>(grad_k),
+                               .grad_v = maybe<A>(grad_v),
+                               .grad_keys = maybe<A>(grad_keys),
+                               .grad_values = maybe<A>(grad_values),
+                               .grad_log_count = maybe<A>(grad_log_count),
+                               .grad_log_weight = maybe<A>(grad_log_weight),
+                               .grad_prefix_k = maybe<A>(grad_prefix_k),
+                               .grad_prefix_v = maybe<A>(grad_prefix_v)};
       if (cuda) {
         const c10::DeviceGuard guard(device);
         const Tensor space = workspace(cuda::attend_adjoint_workspace<T>(shape), device);

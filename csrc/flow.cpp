@@ -119,18 +119,18 @@ LevelFlow search_level(const Tensor& data, const Tensor& contrast, const Levels&
   const int64_t directions = data.size(0), h = levels.height[level], w = levels.width[level];
   const int64_t rows = (h + pass.stride - 1) / pass.stride, columns = (w + pass.stride - 1) / pass.stride;
   const Tensor planes = new_tensor({5, directions, rows, columns}, at::kFloat, device);
-  FlowSearch<float, 0> search{texture_view<const float>(data, levels),
-                              level,
-                              static_cast<int>(pass.stride),
-                              directions / 2,
-                              pointer<const float>(contrast),
-                              found_in(planes),
-                              coarse.grid,
-                              0.f,
-                              0.f,
-                              1.f,
-                              1.f,
-                              coarse.given};
+  FlowSearch<float, 0> search{.luma = texture_view<const float>(data, levels),
+                              .level = level,
+                              .stride = static_cast<int>(pass.stride),
+                              .batch = directions / 2,
+                              .contrast = pointer<const float>(contrast),
+                              .out = found_in(planes),
+                              .coarse = coarse.grid,
+                              .coarse_y = 0.f,
+                              .coarse_x = 0.f,
+                              .scale_y = 1.f,
+                              .scale_x = 1.f,
+                              .given = coarse.given};
   if (coarse.grid.u) {
     const int64_t ch = coarse.height, cw = coarse.width;
     search.scale_y = over(h, ch), search.scale_x = over(w, cw);

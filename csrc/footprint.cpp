@@ -22,7 +22,7 @@ Tensor sample_grad(const Tensor& data, const Tensor& uv, const Tensor& ddx, cons
   Tensor out = new_tensor({batch, count, channels}, data.scalar_type(), data.device());
   dispatch_texel(data.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_query<SampleGrad, T>(data.device(), batch, count, channels, false, texture_view<const T>(data, in.table),
+    for_each_query<SampleGrad, T>(data.device(), batch, count, channels, texture_view<const T>(data, in.table),
                                   footprint_view<Acc<T>>(uv, ddx, ddy), pointer<T>(out), count, in.reducers,
                                   static_cast<int>(max_anisotropy), in.address);
   });
@@ -62,8 +62,18 @@ Gradients sample_grad_backward(const Tensor& grad, const Tensor& data, const Ten
     if (on_cuda(device)) {
       const c10::DeviceGuard guard(device);
       const FixedSums fixed(grad, grads[0], queries);
-      const SampleGradAdjoint<T, 0> f{texture, view,  incoming,    to[0], to[1],      to[2],
-                                      to[3],   count, in.reducers, most,  in.address, nullptr};
+      const SampleGradAdjoint<T, 0> f{.texture = texture,
+                                      .queries = view,
+                                      .grad = incoming,
+                                      .grad_data = to[0],
+                                      .grad_uv = to[1],
+                                      .grad_ddx = to[2],
+                                      .grad_ddy = to[3],
+                                      .count = count,
+                                      .reducers = in.reducers,
+                                      .max_anisotropy = most,
+                                      .address = in.address,
+                                      .lines = nullptr};
       cuda::sample_grad_adjoint(f, batch, fixed.view, current_stream(device));
       return fixed.template add_to<A>(grads[0]);
     }

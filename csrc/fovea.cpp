@@ -68,7 +68,7 @@ std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& of
   Tensor lod = new_tensor({f.batch, f.fixations, f.count}, dtype, fixation.device());
   f.dispatch([&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_query<FoveaTokens, T>(fixation.device(), f.batch, f.fixations * f.count, 1, false, f.view<T>(), pointer<T>(uv),
+    for_each_query<FoveaTokens, T>(fixation.device(), f.batch, f.fixations * f.count, 1, f.view<T>(), pointer<T>(uv),
                                    pointer<T>(lod));
   });
   return {uv, lod};

@@ -246,13 +246,13 @@ void for_each_query_on_host(int64_t batch, int64_t count, int64_t cost, int64_t 
 // The same on any device, a query costing as much as four values a channel; CUDA gives each thread a query and a slice of 4
 // channels.
 template <template <class, int> class F, class T, class... A>
-void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t channels, bool serial, const A&... args) {
+void for_each_query(c10::Device device, int64_t batch, int64_t count, int64_t channels, const A&... args) {
   if (batch <= 0 || count <= 0 || channels <= 0) return;
   if (on_cuda(device)) {
     const c10::DeviceGuard guard(device);
     return cuda::launch_queries(F<T, 0>{args...}, batch, count, channels, current_stream(device));
   }
-  for_each_query_on_host<F, T>(batch, count, 4 * channels, channels, serial, args...);
+  for_each_query_on_host<F, T>(batch, count, 4 * channels, channels, false, args...);
 }
 
 }  // namespace texvlm

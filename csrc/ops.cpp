@@ -1,9 +1,10 @@
 // All schemas of texvlm in the order of the pipeline: the map of the project. Implementations are in the .cpp of each stem.
 //
-// Every op that reads or writes a texture takes it as (data, height, width, reducer, levels): data [B, T, C] packed, height and
-// width of level 0 in texels, reducer one name or one per channel, levels >= 1. uv in [0, 1], texel centres at (i + 0.5) / n;
-// lod in levels, 0 is full size. A *_backward op takes the gradients of the results, then what it needs of the op's arguments and
-// results, called as there, then `mask`: which of its own results are wanted. The others come back undefined. (autograd.h)
+// An op that reads or writes a texture takes it as (data, height, width, reducer, levels), where there is but one reducer without
+// it: data [B, T, C] packed, height and width of level 0 in texels, reducer one name or one per channel, levels >= 1. uv in [0,
+// 1], texel centres at (i + 0.5) / n; lod in levels, 0 is full size. A *_backward op takes the gradients of the results, then
+// what it needs of the op's arguments and results, called as there, then `mask`: which of its own results are wanted. The others
+// come back undefined. (autograd.h)
 #include <torch/library.h>
 
 TORCH_LIBRARY(texvlm, m) {

@@ -40,16 +40,16 @@ std::tuple<Tensor, Tensor, Tensor> quadtree_cut(const Tensor& values, Size rows_
                tokens = new_tensor(values.sizes(), at::kInt, values.device());
   const auto run = [&](auto zero) {
     using A = decltype(zero);
-    const QuadTreeCut<A> cut{tree,
-                             pointer<const A>(values),
-                             values.stride(0),
-                             values.stride(1),
-                             k,
-                             pointer<bool>(taken),
-                             pointer<A>(bound),
-                             pointer<A>(price),
-                             pointer<A>(best),
-                             pointer<int32_t>(tokens)};
+    const QuadTreeCut<A> cut{.tree = tree,
+                             .values = pointer<const A>(values),
+                             .stride_b = values.stride(0),
+                             .stride_n = values.stride(1),
+                             .k = k,
+                             .taken = pointer<bool>(taken),
+                             .bound = pointer<A>(bound),
+                             .price = pointer<A>(price),
+                             .best = pointer<A>(best),
+                             .tokens = pointer<int32_t>(tokens)};
     if (on_cuda(values.device())) {
       const c10::DeviceGuard guard(values.device());
       return cuda::quadtree_cut(cut, batch, current_stream(values.device()));

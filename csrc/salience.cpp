@@ -100,7 +100,7 @@ void make_map(Stages& s, int64_t batch, at::ScalarType dtype, c10::Device device
   });
 }
 
-Stages stages(const Picture& picture) {
+Stages compute_stages(const Picture& picture) {
   const int64_t batch = picture.batch();
   const c10::Device device = picture.image.device();
   const at::ScalarType dtype = acc_dtype(picture.image.scalar_type());
@@ -121,10 +121,10 @@ Stages stages(const Picture& picture) {
 
 }  // namespace
 
-Tensor salience_map(const Picture& picture) { return stages(picture).map; }
+Tensor salience_map(const Picture& picture) { return compute_stages(picture).map; }
 
 std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Picture& picture) {
-  const Stages s = stages(picture);
+  const Stages s = compute_stages(picture);
   const int64_t batch = picture.batch(), height = picture.height(), width = picture.width();
   const c10::Device device = grad.device();
   const at::ScalarType dtype = acc_dtype(picture.image.scalar_type());

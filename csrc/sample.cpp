@@ -66,7 +66,16 @@ Gradients sample_lod_backward(const Tensor& grad, const Tensor& data, const Tens
     if (on_cuda(device)) {
       const c10::DeviceGuard guard(device);
       const FixedSums fixed(grad, grad_data, queries);
-      const SampleLodAdjoint<T, 0> f{texture, view, incoming, to_data, to_uv, to_lod, count, in.reducers, in.filter, in.address};
+      const SampleLodAdjoint<T, 0> f{.texture = texture,
+                                     .queries = view,
+                                     .grad = incoming,
+                                     .grad_data = to_data,
+                                     .grad_uv = to_uv,
+                                     .grad_lod = to_lod,
+                                     .count = count,
+                                     .reducers = in.reducers,
+                                     .filter = in.filter,
+                                     .address = in.address};
       cuda::sample_adjoint(f, batch, fixed.view, current_stream(device));
       if (to_data) fixed.template add_to<A>(grad_data);
     } else if (banded) {

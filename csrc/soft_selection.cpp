@@ -93,10 +93,17 @@ Tensor soft_topk_backward(const Tensor& grad, const Tensor& grad_threshold, cons
     using A = typename decltype(tag)::type;
     with_link(op, link, [&](auto kind) {
       for_each_soft_row<A>(scores, 16,
-                           SoftTopKBackward<decltype(kind)::value, A>{
-                               pointer<const A>(grad_weights), pointer<const A>(scores), grad_weights.stride(0), scores.stride(0),
-                               count, pointer<const double>(grad_threshold), pointer<const double>(threshold),
-                               grad_threshold.stride(0), threshold.stride(0), temperature, pointer<A>(out)});
+                           SoftTopKBackward<decltype(kind)::value, A>{.grad = pointer<const A>(grad_weights),
+                                                                      .scores = pointer<const A>(scores),
+                                                                      .grad_b = grad_weights.stride(0),
+                                                                      .stride_b = scores.stride(0),
+                                                                      .count = count,
+                                                                      .grad_threshold = pointer<const double>(grad_threshold),
+                                                                      .threshold = pointer<const double>(threshold),
+                                                                      .grad_threshold_b = grad_threshold.stride(0),
+                                                                      .threshold_b = threshold.stride(0),
+                                                                      .temperature = temperature,
+                                                                      .out = pointer<A>(out)});
     });
   });
   return out;

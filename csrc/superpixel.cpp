@@ -53,8 +53,16 @@ void sweep_cells(const PlaneLab& lab, Regions& r, const Cells& cells, const Tens
   cuda::sweep_cells(
       {lab, pointer<int32_t>(r.labels), nullptr, r.height, r.width, r.count, 0, cells, pointer<const Weights>(weights)},
       {cells, pointer<const int32_t>(from), pointer<const int32_t>(planes), nullptr, nullptr},
-      {pointer<const int32_t>(from), nullptr, nullptr, r.height, r.width, r.height, r.width, 0, 0}, from.size(0),
-      current_stream(device));
+      {.coarse = pointer<const int32_t>(from),
+       .lut = nullptr,
+       .out = nullptr,
+       .coarse_h = r.height,
+       .coarse_w = r.width,
+       .height = r.height,
+       .width = r.width,
+       .regions = 0,
+       .shift = 0},
+      from.size(0), current_stream(device));
 }
 
 // So many sweeps over the pixels of a level, each of which stands for about `cost` values, from the labels of the level above it
@@ -116,17 +124,17 @@ std::tuple<Tensor, Tensor> merge(const RegionModel<int32_t, 0>& measure, c10::De
   Tensor lut = new_tensor({batch, count}, at::kInt, device), merged = new_tensor({batch, wanted, kModel}, at::kLong, device);
   const Tensor ends = new_tensor({batch, 3, kNeighbours * count}, at::kInt, device);
   const Tensor costs = new_tensor({batch, kNeighbours * count}, at::kLong, device);
-  const MergeRegions<int32_t, 0> f{pointer<const uint32_t>(touching),
-                                   measure.sums,
-                                   measure.model,
-                                   pointer<int64_t>(merged),
-                                   pointer<int32_t>(lut),
-                                   pointer<int32_t>(ends),
-                                   pointer<int64_t>(costs),
-                                   pointer<const Weights>(weights),
-                                   count,
-                                   cells.columns,
-                                   wanted};
+  const MergeRegions<int32_t, 0> f{.touching = pointer<const uint32_t>(touching),
+                                   .sums = measure.sums,
+                                   .model = measure.model,
+                                   .merged = pointer<int64_t>(merged),
+                                   .lut = pointer<int32_t>(lut),
+                                   .ends = pointer<int32_t>(ends),
+                                   .costs = pointer<int64_t>(costs),
+                                   .weights = pointer<const Weights>(weights),
+                                   .cells = count,
+                                   .columns = cells.columns,
+                                   .wanted = wanted};
   if (on_cuda(device)) {
     const c10::DeviceGuard guard(device);
     cuda::merge_regions(f, batch, current_stream(device));

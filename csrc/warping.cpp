@@ -92,7 +92,7 @@ std::tuple<Tensor, Tensor> moved_backward(const Tensor& grad, const Tensor& plan
       if (on_cuda(device)) at::globalContext().alertNotDeterministic("texvlm::warp_backward");
       if (on_cuda(device)) {
         to_planes = new_zeros(planes.sizes(), acc, device);
-        for_each_query<WarpAdjoint, T>(device, batch, channels * height * width, 1, false, field, incoming, pointer<A>(to_planes),
+        for_each_query<WarpAdjoint, T>(device, batch, channels * height * width, 1, field, incoming, pointer<A>(to_planes),
                                        channels);
       } else {
         to_planes = scatter_planes<T>(field, incoming, planes);
@@ -143,7 +143,7 @@ struct Lumas {
   Tensor luma, before, before_moved;  // [B, H, W]
 };
 
-Lumas lumas(const char* op, const Tensor& image, const Tensor& previous, const Tensor& flow, const Tensor& occlusion) {
+Lumas compute_lumas(const char* op, const Tensor& image, const Tensor& previous, const Tensor& flow, const Tensor& occlusion) {
   check_picture(op, "image", image);
   check_picture(op, "previous", previous);
   check_previous(op, previous, image);
@@ -159,7 +159,7 @@ Lumas lumas(const char* op, const Tensor& image, const Tensor& previous, const T
 }
 
 Tensor motion(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion) {
-  const Lumas l = lumas("motion", image, previous, given(flow), given(occlusion));
+  const Lumas l = compute_lumas("motion", image, previous, given(flow), given(occlusion));
   const at::ScalarType dtype = texel_dtype(image);
   const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
   Tensor out = new_tensor({batch, height, width}, dtype, image.device());
@@ -177,7 +177,7 @@ using ThreeGradients = std::tuple<Tensor, Tensor, Tensor>;
 ThreeGradients motion_backward(const Tensor& grad, const Tensor& image, const Tensor& previous, Maybe flow, Maybe occlusion,
                                std::array<bool, 3> mask) {
   const char* op = "motion_backward";
-  const Lumas l = lumas(op, image, previous, given(flow), given(occlusion));
+  const Lumas l = compute_lumas(op, image, previous, given(flow), given(occlusion));
   const int64_t batch = image.size(0), height = image.size(2), width = image.size(3);
   check_shape(op, "grad", grad, "[B, H, W]", {batch, height, width});
   check_same_device(op, "grad", grad, image);

@@ -122,6 +122,31 @@ def test_all_agree(dtype: torch.dtype, address: str, channels: int, height: int,
             assert_same(texture.sample_footprint(uv, ddx, ddy, address=address), wanted, dtype)
 
 
+@pytest.mark.parametrize("side", [7, 10, 13, 22, 100])
+@pytest.mark.parametrize("channels", [1, 5])
+def test_samples_one_texel_apart_have_one_weight(side: int, channels: int, device: torch.device) -> None:
+    """Sides whose texel centres are rounded: whether the samples of a patch read one column or two is the same for all of them, and
+    a texel that is read is one that has a gradient."""
+    size, j = 3, torch.arange(2, side - 3)
+    column = j[:, None] + torch.arange(-2, 4)  # of these one at a time is NaN
+    image = torch.zeros(*column.shape, channels, 5, side)
+    image.scatter_(4, column[:, :, None, None, None].expand(-1, -1, channels, 5, 1), torch.nan)
+    uv = torch.stack([(j + 0.5) / side, torch.full(j.shape, 0.5)], -1)[:, None, None].expand(-1, 6, 1, 2)
+    texture = texvlm.Texture(image.flatten(0, 1), levels=1).to(device)
+    out = texture.patches(uv.flatten(0, 1).to(device), 0.0, size)
+    reached = out.isnan().any(-2).sum(-1)[:, 0]  # samples in a row, [patches * columns, channels]
+    assert torch.equal(reached, reached[:, :1].expand_as(reached))
+    patterns = reached[:, 0].reshape(-1, 6).tolist()
+    assert all(pattern in ([0, 1, 1, 1, 0, 0], [0, 1, 2, 2, 1, 0], [1, 2, 2, 1, 0, 0]) for pattern in patterns), patterns
+    data = torch.zeros(len(j), 5 * side, channels, device=device, requires_grad=True)
+    place = uv[:, 0].to(device)
+    torch.ops.texvlm.extract_patches(data, place, place.new_zeros(len(j), 1), 5, side, ["mean"], 1, size).sum().backward()
+    given = (data.grad != 0).reshape(-1, 5, side, channels).any(1)
+    assert torch.equal(
+        given.gather(1, column[:, :, None].to(device).expand(-1, -1, channels)), (reached > 0).reshape(-1, 6, channels)
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("address", ADDRESS_MODES)
 @pytest.mark.parametrize("channels", [1, 3, 4, 5, 40])

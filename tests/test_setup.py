@@ -72,9 +72,11 @@ def test_as_many_compilers_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("MAX_JOBS", raising=False)
     assert 1 <= jobs() <= (os.cpu_count() or 1)
     meminfo = "MemTotal: 8000000 kB\nMemFree: 100000 kB\nMemAvailable: {} kB\n"
-    for available, wanted in ((1_000_000, 1), (1 << 30, jobs())):
-        text = meminfo.format(available)
-        monkeypatch.setattr(Path, "read_text", lambda path, text=text: text)
+    all_cores = jobs()
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    for available, limit, wanted in ((1_000_000, "max\n", 1), (1 << 30, "max\n", all_cores), (1 << 30, f"{2 << 30}\n", 1)):
+        texts = {"meminfo": meminfo.format(available), "memory.max": limit}  # of the machine, and of the container
+        monkeypatch.setattr(Path, "read_text", lambda path, texts=texts: texts[path.name])
         assert jobs() == wanted
     monkeypatch.setenv("MAX_JOBS", "7")
     assert jobs() == 7

@@ -73,7 +73,7 @@ def built(folder: Path) -> bool:
 
 
 def difference(other: Path) -> str | None:
-    """The first of the modules here that the other folder has not got in the same words: edits are never silently left out."""
+    """The first of the Python modules here that the other folder has not got in the same words."""
     names = sorted(str(path.relative_to(HERE)) for path in HERE.rglob("*.py"))
     _, different, absent = filecmp.cmpfiles(HERE, other, names, shallow=False)
     return min((*different, *absent), default=None)

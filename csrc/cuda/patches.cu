@@ -23,14 +23,15 @@ __global__ void __launch_bounds__(kThreads) patches_kernel(ExtractPatches<T, 0> 
     if (k >= plane) continue;
     const int64_t b = q / f.grid.count, n = q - b * f.grid.count;
     const PatchFrame<A> frame = f.grid.frame(b, n);
-    const PatchPoint<A> p = f.grid.point(frame, static_cast<int>(k / f.grid.size), static_cast<int>(k % f.grid.size));
+    const int row = static_cast<int>(k / f.grid.size), column = static_cast<int>(k % f.grid.size);
+    const PatchPoint<A> p = f.grid.point(frame, row, column);
     T* out = f.patch(b, n) + k;
     if (!frame.usable || !finite(p.u) || !finite(p.v)) {
       for (int64_t c = c0; c < c1; ++c) out[c * plane] = not_a_number<T>();
       continue;
     }
     const T* texels = f.texture.texel(b, 0, 0, 0);
-    const LodTaps<A> taps = settled_taps(p.u, p.v, frame.level, f.texture.levels, f.grid.address);
+    const LodTaps<A> taps = f.grid.settled_taps(frame, p, row, column, f.texture.levels);
     for (int64_t c = c0; c < c1; c += W) {
       A value[W];
       fetch_pack(texels + c, channels, taps, value);
@@ -63,9 +64,9 @@ __global__ void __launch_bounds__(kThreads)
       const int row = static_cast<int>(k / f.grid.size), column = static_cast<int>(k % f.grid.size);
       const PatchPoint<A> p = f.grid.point(frame, row, column);
       const bool here = first + threadIdx.x < plane && finite(p.u) && finite(p.v);
-      const A u = here ? p.u : A(0), v = here ? p.v : A(0);
-      const Bilinear<A> fine = bilinear(u, v, f.texture.levels, frame.level.l0, f.grid.address);
-      const Bilinear<A> coarse = both ? bilinear(u, v, f.texture.levels, frame.level.l1, f.grid.address) : fine;
+      const PatchPoint<A> at = here ? p : PatchPoint<A>{};
+      const Bilinear<A> fine = f.grid.taps(frame, at, row, column, f.texture.levels, frame.level.l0);
+      const Bilinear<A> coarse = both ? f.grid.taps(frame, at, row, column, f.texture.levels, frame.level.l1) : fine;
       const T* g = f.grad.at(b, n, row, column);
       Corners<A> near{}, far{};  // sums over the channels
       for (int64_t c = c0; c < c1; c += W) {

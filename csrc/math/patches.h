@@ -49,16 +49,15 @@ struct PatchColumns {
   TEXVLM_HD int at(int t) const { return first >= 0 ? first + t : texel[t]; }  // where the list's texel t lies in its row
 };
 
-// One axis of samples that lie one texel apart, n of them from sample k0 on: true, their first texel and
-// weights where all of them lie inside the level.
+// One axis of samples that lie one texel apart, n of them from sample k0 on: true, the first texel of the first and the weight of
+// everyone's second, where all of them lie inside the level. Sample k is k texels from sample 0, whose place alone is rounded.
 template <class A>
 TEXVLM_HD bool unit_taps(A center, A middle, int k0, int n, int64_t size, int& first, A& w1) {
-  const A x = center * static_cast<A>(size) - (middle + A(0.5)) + static_cast<A>(k0);
-  if (!(x >= A(0) && x + static_cast<A>(n - 1) <= static_cast<A>(size - 1))) return false;
-  const A base = floor_of(x);
-  first = static_cast<int>(base);
+  const A x = center * static_cast<A>(size) - (middle + A(0.5)), base = floor_of(x);
+  if (!(x > A(-(1 << 30)) && x < static_cast<A>(size))) return false;
   w1 = x - base;
-  return w1 == A(0) || first + n < size;
+  first = static_cast<int>(base) + k0;
+  return first >= 0 && first + n <= size - (w1 == A(0) ? 0 : 1);
 }
 
 // All patches of a call.
@@ -109,30 +108,51 @@ struct PatchGrid {
   }
 
   // n samples from k0 on of one axis of a patch without axes, in a level of which `sizes` has the sizes on that axis: true, the
-  // settled taps of the first, where they lie one texel apart and all inside.
+  // taps of the first, where they lie one texel apart and all inside.
   TEXVLM_HD bool unit_axis(const PatchFrame<A>& f, A center, const int64_t* sizes, int level, int k0, int n,
                            AxisLerp<A>& first) const {
     int at;
     A w1;
     if (!(unit(f, sizes) && unit_taps(center, middle(), k0, n, sizes[level], at, w1))) return false;
-    first = settled(AxisLerp<A>{at, at + 1, A(1) - w1, w1, A(-1), A(1)});
+    const int next = at + 1 < sizes[level]      ? at + 1
+                     : address == Address::wrap ? 0
+                                                : at;  // for slopes: its weight is 0 at the end
+    first = {at, next, A(1) - w1, w1, A(-1), address == Address::border && next == at ? A(0) : A(1)};
     return true;
   }
 
-  // Settled taps of row i of a patch without axes, in one level.
-  TEXVLM_HD AxisLerp<A> row_taps(const PatchFrame<A>& f, int i, const Levels& levels, int level) const {
+  // Taps of sample k of an axis, which lies at `where`, in one level: of whatever reads or writes it, on any device.
+  TEXVLM_HD AxisLerp<A> axis_taps(const PatchFrame<A>& f, A center, A where, const int64_t* sizes, int level, int k) const {
     AxisLerp<A> taps;
-    if (unit_axis(f, f.v, levels.height, level, i, 1, taps)) return taps;
-    return settled(axis_lerp(v_of(f, i), static_cast<int>(levels.height[level]), address));
+    if (!axes && unit_axis(f, center, sizes, level, k, 1, taps)) return taps;
+    return axis_lerp(where, static_cast<int>(sizes[level]), address);
+  }
+  TEXVLM_HD AxisLerp<A> row_taps(const PatchFrame<A>& f, int i, const Levels& levels, int level) const {
+    return axis_taps(f, f.v, v_of(f, i), levels.height, level, i);
+  }
+  TEXVLM_HD AxisLerp<A> column_taps(const PatchFrame<A>& f, int j, const Levels& levels, int level) const {
+    return axis_taps(f, f.u, u_of(f, j), levels.width, level, j);
   }
 
-  // Settled taps of its columns j0 .. j0 + n - 1.
+  // Of a sample of any patch.
+  TEXVLM_HD Bilinear<A> taps(const PatchFrame<A>& f, const PatchPoint<A>& p, int i, int j, const Levels& levels,
+                             int level) const {
+    return joined(axis_taps(f, f.u, p.u, levels.width, level, j), axis_taps(f, f.v, p.v, levels.height, level, i), levels, level);
+  }
+  TEXVLM_HD LodTaps<A> settled_taps(const PatchFrame<A>& f, const PatchPoint<A>& p, int i, int j, const Levels& levels) const {
+    const Bilinear<A> near = settled(taps(f, p, i, j, levels, f.level.l0), levels, f.level.l0);
+    if (f.level.t == A(0)) return {f.level, near, near};
+    return {f.level, near, settled(taps(f, p, i, j, levels, f.level.l1), levels, f.level.l1)};
+  }
+
+  // Settled taps of columns j0 .. j0 + n - 1 of a patch without axes.
   TEXVLM_HD void column_taps(const PatchFrame<A>& f, int j0, int n, const Levels& levels, int level, PatchColumns<A>& x) const {
     const int width = static_cast<int>(levels.width[level]);
     AxisLerp<A> taps;
     x.outside = false;
     x.unit = unit_axis(f, f.u, levels.width, level, j0, n, taps);
     if (x.unit) {
+      taps = settled(taps);
       x.first = taps.i0;
       x.w0[0] = taps.w0, x.w1[0] = taps.w1;
       x.apart = taps.i1 - taps.i0;
@@ -141,7 +161,7 @@ struct PatchGrid {
     }
     int low = width, high = 0;
     for (int j = 0; j < n; ++j) {
-      const AxisLerp<A> t = settled(axis_lerp(u_of(f, j0 + j), width, address));
+      const AxisLerp<A> t = settled(column_taps(f, j0 + j, levels, level));
       x.t0[j] = t.i0, x.t1[j] = t.i1, x.w0[j] = t.w0, x.w1[j] = t.w1;
       low = minimum(low, minimum(t.i0, t.i1));
       high = maximum(high, maximum(t.i0, t.i1));
@@ -188,13 +208,14 @@ struct ExtractPatches {
   // Sample k of patch n, any axes.
   TEXVLM_HD void one(int64_t b, int64_t n, const PatchFrame<A>& f, int k, int64_t c0, int64_t c1) const {
     T* o = patch(b, n) + k;
-    const PatchPoint<A> p = grid.point(f, k / grid.size, k % grid.size);
+    const int i = k / grid.size, j = k % grid.size;
+    const PatchPoint<A> p = grid.point(f, i, j);
     if (!f.usable || !finite(p.u) || !finite(p.v)) {
       for (int64_t c = c0; c < c1; ++c) o[c * plane()] = static_cast<T>(A(NAN));
       return;
     }
     const T* texels = texture.texel(b, 0, 0, 0);
-    const LodTaps<A> q = settled_taps(p.u, p.v, f.level, texture.levels, grid.address);
+    const LodTaps<A> q = grid.settled_taps(f, p, i, j, texture.levels);
     for (int64_t c = c0; c < c1; ++c) o[c * plane()] = static_cast<T>(fetch(texels + c, channels(), q));
     if (reducers.any_mode) nearest(texels, f, p.u, p.v, o, c0, c1);
   }
@@ -273,6 +294,7 @@ struct ExtractPatches {
       const int level = k ? f.level.l1 : f.level.l0;
       grid.column_taps(f, j0, n, texture.levels, level, all[k].columns);
       all[k].unit_rows = grid.unit_axis(f, f.v, texture.levels.height, level, 0, grid.size, all[k].first_row);
+      if (all[k].unit_rows) all[k].first_row = settled(all[k].first_row);
     }
     if constexpr (C > 0) {
       if (all[0].unit_rows && all[0].columns.unit)
@@ -289,7 +311,7 @@ struct ExtractPatches {
           at.top += pitch, at.bottom += pitch, ++at.lowest;
         } else {
           const A share = used == 1 ? A(1) : k ? f.level.t : A(1) - f.level.t;
-          const AxisLerp<A> y = at.unit_rows ? at.first_row : grid.row_taps(f, i, texture.levels, level);
+          const AxisLerp<A> y = at.unit_rows ? at.first_row : settled(grid.row_taps(f, i, texture.levels, level));
           at.top = texture.texel(b, level, y.i0, 0), at.bottom = texture.texel(b, level, y.i1, 0);
           at.w0 = y.w0 * share, at.w1 = y.w1 * share;
           at.one_row = used == 1 && y.i0 == y.i1 && y.w0 == A(0.5) && y.w1 == A(0.5);

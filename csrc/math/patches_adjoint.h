@@ -134,7 +134,7 @@ struct ExtractPatchesAdjoint {
       FrameColumns& x = all[k];
       x.level = k ? f.level.l1 : f.level.l0;
       for (int j = 0; j < count; ++j) {
-        const AxisLerp<A> t = axis_lerp(grid.u_of(f, j0 + j), static_cast<int>(texture.levels.width[x.level]), grid.address);
+        const AxisLerp<A> t = grid.column_taps(f, j0 + j, texture.levels, x.level);
         x.left[j] = t.i0 * channels(), x.right[j] = t.i1 * channels();
         x.w0[j] = t.w0, x.w1[j] = t.w1, x.d0[j] = t.d0, x.d1[j] = t.d1;
       }
@@ -154,7 +154,7 @@ struct ExtractPatchesAdjoint {
   }
 
   TEXVLM_HD void frame_row(int64_t b, int64_t n, const PatchFrame<A>& f, int i, int j0, int count, FrameColumns& x) const {
-    const AxisLerp<A> y = axis_lerp(grid.v_of(f, i), static_cast<int>(texture.levels.height[x.level]), grid.address);
+    const AxisLerp<A> y = grid.row_taps(f, i, texture.levels, x.level);
     const T *const top = texture.texel(b, x.level, y.i0, 0), *const bottom = texture.texel(b, x.level, y.i1, 0);
     const T* const g = grad.at(b, n, i, j0);
     for (int j = 0; j < count; ++j) x.s00[j] = x.s01[j] = x.s10[j] = x.s11[j] = A(0);
@@ -235,7 +235,7 @@ struct ExtractPatchesAdjoint {
     for (int64_t c0 = 0; c0 < channels(); c0 += C ? C : kPatchTile) {
       const int tile = C ? C : static_cast<int>(minimum<int64_t>(kPatchTile, channels() - c0));
       for (int i = 0; i < grid.size; ++i) {
-        const AxisLerp<A> y = grid.row_taps(f, i, texture.levels, level);
+        const AxisLerp<A> y = settled(grid.row_taps(f, i, texture.levels, level));
         const bool above = band.has(level, y.i0), below = band.has(level, y.i1);
         if (y.w0 == A(0) || !(above || below)) continue;
         A g[kPatchColumns * (C ? C : kPatchTile)], v[kPatchSpan * (C ? C : kPatchTile)];
@@ -315,7 +315,7 @@ struct PatchKeys {
       if (f.level.t != A(0)) near_rows(bands, f.level.l1, low, high, first, out + 2);
     }
   }
-  // With a row more on either side: rows one texel apart are placed by other roundings (row_taps).
+  // With a row more on either side: rows one texel apart are placed by other roundings (axis_taps).
   void near_rows(const BandTable& bands, int level, A low, A high, int first, int32_t* out) const {
     const A row = A(1) / static_cast<A>(levels.height[level]);
     bands_between(bands, levels, level, low - row, high + row, grid.address, first, out);
