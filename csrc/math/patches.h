@@ -113,7 +113,7 @@ struct PatchGrid {
                            AxisLerp<A>& first) const {
     int at;
     A w1;
-    if (!(unit(f, sizes) && unit_taps(center, middle(), k0, n, sizes[level], at, w1))) return false;
+    if (!(level == f.level.l0 && unit(f, sizes) && unit_taps(center, middle(), k0, n, sizes[level], at, w1))) return false;
     const int next = at + 1 < sizes[level]      ? at + 1
                      : address == Address::wrap ? 0
                                                 : at;  // for slopes: its weight is 0 at the end
