@@ -174,7 +174,7 @@ def add_cuda(config: Config, home: Path) -> None:
     gencode.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
     nvcc = shlex.split(os.environ.get("PYTORCH_NVCC", str(home / "bin" / "nvcc")))
     host = ["-Xcompiler=-fPIC,-fvisibility=hidden", "-DTEXVLM_WITH_CUDA"]
-    config.nvcc = [*nvcc, "-std=c++17", "-O3", "-fmad=false", "--threads=2", *host, *gencode]
+    config.nvcc = [*nvcc, "-std=c++20", "-O3", "-fmad=false", "--threads=2", *host, *gencode]
     compiled = os.environ.get("TEXVLM_KERNELS")
     folder = compiled or f"build/cuda-{'+'.join(archs)}"
     config.kernels = {f"{folder}/{Path(name).stem}.o": "" if compiled else name for name in files("csrc/cuda/*.cu")}

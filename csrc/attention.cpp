@@ -17,28 +17,28 @@ namespace host {
 // The loops, compiled per instruction set; C is the width of their vectors. With contraction, which takes a third off: what
 // floats decide here, which cells are split, may differ between machines where two are as good.
 template <int C, class A>
-TEXVLM_HD void attend_tiles(const Attend<A>& f, Storage storage, int64_t begin, int64_t end) {
-  AttendOnHost<A>(f, storage).template tiles<C>(begin, end);
+TEXVLM_HD void attend_tiles(const Attend<A>& f, int64_t begin, int64_t end) {
+  AttendOnHost<A>(f).template tiles<C>(begin, end);
 }
 template <int C, class A>
-TEXVLM_HD void attend_queries(const Attend<A>& f, Storage storage, int64_t begin, int64_t end) {
-  AttendQueriesOnHost<A>(f, storage).template queries<C>(begin, end);
+TEXVLM_HD void attend_queries(const Attend<A>& f, int64_t begin, int64_t end) {
+  AttendQueriesOnHost<A>(f).template queries<C>(begin, end);
 }
 template <int C, class A>
-TEXVLM_HD void adjoin_tiles(const AttendAdjoint<A>& f, Storage storage, int64_t slices, int64_t begin, int64_t end) {
-  AttendAdjointOnHost<A>(f, storage, slices).template slices<C, false>(begin, end);
+TEXVLM_HD void adjoin_tiles(const AttendAdjoint<A>& f, int64_t slices, int64_t begin, int64_t end) {
+  AttendAdjointOnHost<A>(f, slices).template slices<C, false>(begin, end);
 }
 template <int C, class A>
-TEXVLM_HD void adjoin_queries(const AttendAdjoint<A>& f, Storage storage, int64_t slices, int64_t begin, int64_t end) {
-  AttendAdjointOnHost<A>(f, storage, slices).template slices<C, true>(begin, end);
+TEXVLM_HD void adjoin_queries(const AttendAdjoint<A>& f, int64_t slices, int64_t begin, int64_t end) {
+  AttendAdjointOnHost<A>(f, slices).template slices<C, true>(begin, end);
 }
 template <int C, class A>
-TEXVLM_HD void pack_bands(const AttentionPack<A>& f, Storage storage, int64_t begin, int64_t end) {
-  AttentionPackOnHost<A>(f, storage).bands(begin, end);
+TEXVLM_HD void pack_bands(const AttentionPack<A>& f, int64_t begin, int64_t end) {
+  AttentionPackOnHost<A>(f).bands(begin, end);
 }
 template <int C, class A>
-TEXVLM_HD void unpack_rows(const AttentionPackAdjoint<A>& f, Storage storage, int64_t begin, int64_t end) {
-  AttentionPackAdjointOnHost<A>(f, storage).rows(begin, end);
+TEXVLM_HD void unpack_rows(const AttentionPackAdjoint<A>& f, int64_t begin, int64_t end) {
+  AttentionPackAdjointOnHost<A>(f).rows(begin, end);
 }
 // They move memory: AVX-512 would bring nothing.
 template <class A>
@@ -146,6 +146,9 @@ struct Places {
       log_weight = log_weight_->contiguous();
     }
   }
+  Storage storage() const {
+    return dtype == at::kHalf ? Storage::half : dtype == at::kBFloat16 ? Storage::bfloat16 : Storage::own;
+  }
   Tensor cells_of(int64_t width) const { return new_tensor({batch, heads, cells.total(), width}, acc, k.device()); }
 };
 
@@ -156,15 +159,15 @@ Packed attention_pack(const Tensor& k, const Tensor& v, Size height, Size width,
   const Tensor keys = p.cells_of(p.dim), values = p.cells_of(p.dim), low = p.cells_of(p.dim), high = p.cells_of(p.dim);
   const Tensor log_count = new_tensor({p.batch, p.cells.total()}, p.acc, k.device()), spread = p.cells_of(2);
   if (p.batch > 0 && p.cells.stages > 0)
-    dispatch_texel(p.dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      using A = Acc<T>;
-      const AttentionPack<T> f{.cells = p.cells,
+    dispatch_plane(p.acc, [&](auto tag) {
+      using A = typename decltype(tag)::type;
+      const AttentionPack<A> f{.cells = p.cells,
                                .batch = p.batch,
                                .heads = p.heads,
                                .dim = p.dim,
-                               .k = pointer<const T>(p.k),
-                               .v = pointer<const T>(p.v),
+                               .storage = p.storage(),
+                               .k = pointer<const void>(p.k),
+                               .v = pointer<const void>(p.v),
                                .log_weight = maybe<const A>(p.log_weight),
                                .keys = pointer<A>(keys),
                                .values = pointer<A>(values),
@@ -176,11 +179,9 @@ Packed attention_pack(const Tensor& k, const Tensor& v, Size height, Size width,
         const c10::DeviceGuard guard(k.device());
         return cuda::attention_pack(f, current_stream(k.device()));
       }
-      const AttentionPack<A> on_host = with_storage(f);
       const int64_t bands = p.cells.rows_of(0);
-      host::parallel(p.batch * bands, 4 * p.heads * p.dim * p.cells.places() / bands, [&](int64_t begin, int64_t end) {
-        host::pack_bands_any<0, host::kPacking<A>>(on_host, kStorage<T>, begin, end);
-      });
+      host::parallel(p.batch * bands, 4 * p.heads * p.dim * p.cells.places() / bands,
+                     [&](int64_t begin, int64_t end) { host::pack_bands_any<0, host::kPacking<A>>(f, begin, end); });
     });
   return {keys, values, log_count, spread, low, high};
 }
@@ -206,18 +207,18 @@ std::tuple<Tensor, Tensor, Tensor> attention_pack_backward(const Tensor& grad_ke
   Tensor grad_k = wanted(mask[0], k.sizes()), grad_v = wanted(mask[1], k.sizes());
   const Tensor grad_log_weight = wanted(mask[2] && p.log_weight.defined(), {p.batch, p.cells.places()});
   if (p.batch > 0)
-    dispatch_texel(p.dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      using A = Acc<T>;
-      const AttentionPackAdjoint<T> f{.cells = p.cells,
+    dispatch_plane(p.acc, [&](auto tag) {
+      using A = typename decltype(tag)::type;
+      const AttentionPackAdjoint<A> f{.cells = p.cells,
                                       .batch = p.batch,
                                       .heads = p.heads,
                                       .dim = p.dim,
+                                      .storage = p.storage(),
                                       .grad_keys = pointer<const A>(of_keys),
                                       .grad_values = pointer<const A>(of_values),
                                       .grad_log_count = pointer<const A>(of_count),
-                                      .k = pointer<const T>(p.k),
-                                      .v = pointer<const T>(p.v),
+                                      .k = pointer<const void>(p.k),
+                                      .v = pointer<const void>(p.v),
                                       .log_weight = maybe<const A>(p.log_weight),
                                       .keys = pointer<const A>(packed_keys),
                                       .values = pointer<const A>(packed_values),
@@ -229,10 +230,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_pack_backward(const Tensor& grad_ke
         const c10::DeviceGuard guard(k.device());
         return cuda::attention_pack_adjoint(f, current_stream(k.device()));
       }
-      const AttentionPackAdjoint<A> on_host = with_storage(f);
-      host::parallel(p.batch * p.cells.rows, 4 * p.heads * p.dim * p.cells.columns, [&](int64_t begin, int64_t end) {
-        host::unpack_rows_any<0, host::kPacking<A>>(on_host, kStorage<T>, begin, end);
-      });
+      host::parallel(p.batch * p.cells.rows, 4 * p.heads * p.dim * p.cells.columns,
+                     [&](int64_t begin, int64_t end) { host::unpack_rows_any<0, host::kPacking<A>>(f, begin, end); });
     });
   if (grad_k.defined()) grad_k = grad_k.to(p.dtype);
   if (grad_v.defined()) grad_v = grad_v.to(p.dtype);
@@ -344,16 +343,16 @@ Attended hierarchical_attention(const Tensor& q, const Tensor& k, const Tensor& 
   const Tensor chosen = new_tensor({shape.batch, shape.heads, shape.tiles(), shape.splits}, at::kInt, device);
   const Tensor mass = new_zeros({shape.batch, shape.heads, with_mass ? shape.cells.places() : 0}, acc, device);
   if (a.empty()) return {out, lse, chosen, mass};
-  dispatch_texel(a.places.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using A = Acc<T>;
-    const Attend<T> f{.shape = shape,
+  dispatch_plane(a.places.acc, [&](auto tag) {
+    using A = typename decltype(tag)::type;
+    const Attend<A> f{.shape = shape,
                       .importance = by,
-                      .q = pointer<const T>(a.q),
-                      .k = pointer<const T>(a.places.k),
-                      .v = pointer<const T>(a.places.v),
-                      .prefix_k = maybe<const T>(a.prefix_k),
-                      .prefix_v = maybe<const T>(a.prefix_v),
+                      .storage = a.places.storage(),
+                      .q = pointer<const void>(a.q),
+                      .k = pointer<const void>(a.places.k),
+                      .v = pointer<const void>(a.places.v),
+                      .prefix_k = maybe<const void>(a.prefix_k),
+                      .prefix_v = maybe<const void>(a.prefix_v),
                       .keys = pointer<const A>(a.keys),
                       .values = pointer<const A>(a.values),
                       .log_count = pointer<const A>(a.log_count),
@@ -362,26 +361,24 @@ Attended hierarchical_attention(const Tensor& q, const Tensor& k, const Tensor& 
                       .high = pointer<const A>(highs),
                       .log_weight = maybe<const A>(a.places.log_weight),
                       .choice = maybe<const int32_t>(chosen_before),
-                      .out = pointer<T>(out),
+                      .out = pointer<void>(out),
                       .lse = pointer<A>(lse),
                       .chosen = pointer<int32_t>(chosen),
                       .mass = with_mass ? pointer<A>(mass) : nullptr};
     if (on_cuda(device)) {
       const c10::DeviceGuard guard(device);
-      const Tensor space = workspace(cuda::attend_workspace<T>(shape), device);
+      const Tensor space = workspace(cuda::attend_workspace<A>(shape), device);
       const Tensor masses =
           with_mass ? new_zeros({shape.batch, shape.heads, shape.cells.total() + shape.cells.places()}, at::kLong, device)
                     : Tensor();
       return cuda::attend(f, maybe<unsigned long long>(masses), space.data_ptr(), current_stream(device));
     }
-    const Attend<A> on_host = with_storage(f);
     // Tiles of a head add to its mass: one after another.
     const int64_t each = shape.alone() ? (shape.queries + kPanel - 1) / kPanel : shape.tiles(), together = with_mass ? each : 1;
     host::parallel(shape.batch * shape.heads * each / together, a.cost() * minimum<int64_t>(kPanel, shape.queries) * together,
                    [&](int64_t begin, int64_t end) {
                      begin *= together, end *= together;
-                     shape.alone() ? host::attend_queries_best<A>(on_host, kStorage<T>, begin, end)
-                                   : host::attend_tiles_best<A>(on_host, kStorage<T>, begin, end);
+                     shape.alone() ? host::attend_queries_best<A>(f, begin, end) : host::attend_tiles_best<A>(f, begin, end);
                    });
   });
   return {out, lse, chosen, mass};
@@ -426,22 +423,22 @@ Gradients hierarchical_attention_backward(const Tensor& grad, const Tensor& grad
   Tensor grad_prefix_k = zeros(mask[7] && a.prefix_k.defined(), {shape.prefix, shape.dim});
   Tensor grad_prefix_v = zeros(mask[8] && a.prefix_v.defined(), {shape.prefix, shape.dim});
   if (!a.empty())
-    dispatch_texel(p.dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      using A = Acc<T>;
-      const AttendAdjoint<T> f{.shape = shape,
-                               .grad = pointer<const T>(incoming),
+    dispatch_plane(p.acc, [&](auto tag) {
+      using A = typename decltype(tag)::type;
+      const AttendAdjoint<A> f{.shape = shape,
+                               .storage = p.storage(),
+                               .grad = pointer<const void>(incoming),
                                .grad_lse = pointer<const A>(of_lse),
-                               .q = pointer<const T>(a.q),
-                               .k = pointer<const T>(p.k),
-                               .v = pointer<const T>(p.v),
-                               .prefix_k = maybe<const T>(a.prefix_k),
-                               .prefix_v = maybe<const T>(a.prefix_v),
+                               .q = pointer<const void>(a.q),
+                               .k = pointer<const void>(p.k),
+                               .v = pointer<const void>(p.v),
+                               .prefix_k = maybe<const void>(a.prefix_k),
+                               .prefix_v = maybe<const void>(a.prefix_v),
                                .keys = pointer<const A>(a.keys),
                                .values = pointer<const A>(a.values),
                                .log_count = pointer<const A>(a.log_count),
                                .log_weight = maybe<const A>(p.log_weight),
-                               .out = pointer<const T>(outs),
+                               .out = pointer<const void>(outs),
                                .lse = pointer<const A>(lses),
                                .chosen = pointer<const int32_t>(choice),
                                .grad_q = maybe<A>(grad_q),
@@ -455,17 +452,16 @@ Gradients hierarchical_attention_backward(const Tensor& grad, const Tensor& grad
                                .grad_prefix_v = maybe<A>(grad_prefix_v)};
       if (cuda) {
         const c10::DeviceGuard guard(device);
-        const Tensor space = workspace(cuda::attend_adjoint_workspace<T>(shape), device);
+        const Tensor space = workspace(cuda::attend_adjoint_workspace<A>(shape), device);
         const Tensor fixed = at::globalContext().deterministicAlgorithms()
                                  ? new_zeros({cuda::attend_fixed_words(shape)}, at::kLong, device)
                                  : Tensor();
         return cuda::attend_adjoint(f, maybe<unsigned long long>(fixed), space.data_ptr(), current_stream(device));
       }
-      const AttendAdjoint<A> on_host = with_storage(f);
       host::parallel(heads * slices, a.cost() * 4 * shape.queries * shape.heads / shape.kv_heads / slices,
                      [&](int64_t begin, int64_t end) {
-                       shape.alone() ? host::adjoin_queries_best<A>(on_host, kStorage<T>, slices, begin, end)
-                                     : host::adjoin_tiles_best<A>(on_host, kStorage<T>, slices, begin, end);
+                       shape.alone() ? host::adjoin_queries_best<A>(f, slices, begin, end)
+                                     : host::adjoin_tiles_best<A>(f, slices, begin, end);
                      });
     });
   const auto summed = [&](Tensor& t, at::ScalarType dtype, bool over_heads) {

@@ -10,6 +10,7 @@
 
 #include "autograd.h"
 #include "distance.h"
+#include "enlarge.h"
 #include "pyramid.h"
 #include "reduce.h"
 #include "salience.h"
@@ -211,7 +212,7 @@ Tensor build_channels(const Tensor& image, at::IntArrayRef channels, int64_t lev
 // The gradient of one given tensor, from that of level 0 [B, C, H, W]; `first`: where its channels begin in given_channels.
 Tensor given_gradient(const Tensor& level0, const Tensor& given, at::IntArrayRef channels, at::IntArrayRef given_channels,
                       size_t first) {
-  const int64_t batch = given.size(0), count = given.size(1), h = given.size(2), w = given.size(3);
+  const int64_t count = given.size(1);
   Tensor out = new_tensor(given.sizes(), given.scalar_type(), given.device());
   Places place{};
   for (int64_t i = 0; i < count; ++i) {
@@ -220,10 +221,9 @@ Tensor given_gradient(const Tensor& level0, const Tensor& given, at::IntArrayRef
   }
   const auto run = [&](auto tag) {
     using A = typename decltype(tag)::type;
-    const int64_t cost = count * maximum<int64_t>(1, 4 * level0.size(2) * level0.size(3) / (h * w));
-    for_each_pixel<GivenAdjoint, A>(given.device(), {batch, 0, h, 0, w}, Work{count, cost}, pointer<const A>(level0),
-                                    level0.size(1), level0.size(2), level0.size(3), pointer<const A>(given), pointer<A>(out),
-                                    count, h, w, place);
+    const EnlargeAdjoint<A> from{pointer<const A>(level0), 1, level0.size(2), level0.size(3), given.size(2), given.size(3)};
+    for_each_gathered<GivenAdjoint>(given.device(), given.size(0) * count, from, level0.size(1), count, pointer<const A>(given),
+                                    pointer<A>(out), place);
   };
   dispatch_plane(given, run);
   return out;

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "autograd.h"
-#include "cuda/fovea.h"
 #include "launch.h"
+#include "reduce.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -86,25 +86,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& g
     check_dtype(op, "grad", grad, fixation.scalar_type(), " (as fixation)");
     check_same_device(op, "grad", grad, fixation);
   }
-  const auto zeros = [&](bool wanted, const Tensor& like) {
-    return wanted ? new_zeros(like.sizes(), like.scalar_type(), like.device()) : Tensor();
+  const auto like = [&](bool wanted, const Tensor& of) {
+    return wanted ? new_tensor(of.sizes(), of.scalar_type(), of.device()) : Tensor();
   };
-  const Tensor to_fixation = zeros(mask[0], fixation), to_offsets = zeros(mask[1], offsets), to_m0 = zeros(mask[2], m0),
-               to_e0 = zeros(mask[3], e0);
-  const Tensor uv = grad_uv.contiguous(), lod = grad_lod.contiguous();
+  const Tensor to_fixation = like(mask[0], fixation), to_offsets = like(mask[1], offsets), to_m0 = like(mask[2], m0),
+               to_e0 = like(mask[3], e0), uv = grad_uv.contiguous(), lod = grad_lod.contiguous();
   f.dispatch([&](auto tag) {
     using T = typename decltype(tag)::type;
+    constexpr host::Isa best = host::kBest<T>;
+    constexpr int64_t cost = 32;
+    const c10::Device device = fixation.device();
+    const int64_t fixations = f.batch * f.fixations;
     const auto maybe = [](const Tensor& t) { return t.defined() ? pointer<T>(t) : nullptr; };
-    const auto given = [](const Tensor& t) { return static_cast<const T*>(pointer<T>(t)); };
-    const FoveaTokensAdjoint<T, 0> adjoint{f.view<T>(),       given(uv),    given(lod),  maybe(to_fixation),
-                                           maybe(to_offsets), maybe(to_m0), maybe(to_e0)};
-    if (on_cuda(fixation.device())) {
-      const c10::DeviceGuard guard(fixation.device());
-      const Tensor partial = new_tensor({f.batch * f.fixations, 2}, fixation.scalar_type(), fixation.device());
-      return cuda::fovea_adjoint(adjoint, f.batch, pointer<T>(partial), current_stream(fixation.device()));
+    const FoveaAdjoint<T> of{f.view<T>(), pointer<const T>(uv), pointer<const T>(lod)};
+    if (mask[0] || mask[2] || mask[3]) {
+      const bool lawful = mask[2] || mask[3];
+      const Tensor law = lawful ? new_tensor({fixations, 2}, fixation.scalar_type(), device) : Tensor();
+      for_each_row_reduced<best>(device, fixations, f.count, cost, FoveaFixationAdjoint<T>{of, maybe(to_fixation), maybe(law)});
+      if (lawful)
+        for_each_row_reduced<best>(device, 1, fixations, 1,
+                                   FoveaLawAdjoint<T>{pointer<const T>(law), maybe(to_m0), maybe(to_e0)});
     }
-    for (int64_t b = 0; b < f.batch; ++b)  // sums over all tokens: in one thread
-      for (int64_t n = 0; n < f.fixations * f.count; ++n) adjoint(b, n, 0, 1);
+    if (mask[1]) for_each_row_reduced<best>(device, f.count, fixations, cost, FoveaOffsetAdjoint<T>{of, pointer<T>(to_offsets)});
   });
   return {to_fixation, to_offsets, to_m0, to_e0};
 }

@@ -5,8 +5,7 @@
 #include <optional>
 
 #include "autograd.h"
-#include "launch.h"
-#include "math/enlarge.h"
+#include "enlarge.h"
 #include "tensor.h"
 
 namespace texvlm {
@@ -86,13 +85,11 @@ Gradients gaussian_splat_backward(const Tensor& grad, const Tensor& out, const T
   dispatch_plane(points, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (mask[0] || mask[1]) {
-      const Tensor rows = new_tensor({in.batch, in.count, height, 2}, points.scalar_type(), device);
-      for_each_item<SplatRows, T>(device, in.batch, in.count * height, width, in.view<T>(), plane_view<T>(grad),
-                                  pointer<const T>(plane), pointer<T>(rows));
       if (mask[0]) to_points = new_tensor(points.sizes(), points.scalar_type(), device);
       if (mask[1]) to_weights = new_tensor(weights.sizes(), points.scalar_type(), device);
-      for_each_item<SplatAdjoint, T>(device, in.batch, in.count, height, in.view<T>(), pointer<const T>(rows),
-                                     mask[0] ? pointer<T>(to_points) : nullptr, mask[1] ? pointer<T>(to_weights) : nullptr);
+      for_each_plane_reduced<SplatAdjoint, T>(device, in.batch * in.count, height, width, 1, in.view<T>(), plane_view<T>(grad),
+                                              pointer<const T>(plane), mask[0] ? pointer<T>(to_points) : nullptr,
+                                              mask[1] ? pointer<T>(to_weights) : nullptr);
     }
     if (mask[2]) {
       to_base = new_tensor(out.sizes(), points.scalar_type(), device);
@@ -133,9 +130,9 @@ Tensor enlarge_backward(const Tensor& grad, Size height, Size width) {
   Tensor out = new_tensor({grad.size(0), height, width}, from.scalar_type(), grad.device());
   dispatch_plane(from, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_pixel<EnlargePlaneAdjoint, T>(
-        grad.device(), {grad.size(0), 0, height, 0, width}, Work{1, 16},
-        EnlargeAdjoint<T>{pointer<const T>(from), 1, grad.size(1), grad.size(2), height, width}, pointer<T>(out));
+    for_each_gathered<EnlargePlaneAdjoint>(
+        grad.device(), grad.size(0), EnlargeAdjoint<T>{pointer<const T>(from), 1, grad.size(1), grad.size(2), height, width},
+        pointer<T>(out));
   });
   return out.to(grad.scalar_type());
 }

@@ -2,6 +2,7 @@
 #include "salience.h"
 
 #include "autograd.h"
+#include "enlarge.h"
 #include "math/rarity.h"
 #include "pyramid.h"
 #include "reduce.h"
@@ -139,9 +140,8 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     using T = typename decltype(tag)::type;
     using Stats = const MapStats<T>;
     const Tensor to_length = new_tensor({batch, s.h, s.w}, dtype, device);
-    for_each_pixel<EnlargePlaneAdjoint, T>(device, s.places(), Work{1, 16},
-                                           EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w},
-                                           pointer<T>(to_length));
+    for_each_gathered<EnlargePlaneAdjoint>(
+        device, batch, EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w}, pointer<T>(to_length));
     const Tensor top = map_stats<T>(s.map, to_length);
     for_each_pixel<OverMaximumAdjoint, T>(device, s.places(), Work{}, pointer<T>(to_length), pointer<Stats>(s.stats),
                                           pointer<Stats>(top), s.h, s.w);
@@ -158,10 +158,11 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     for (int k = kScales; k > 0; --k) {
       const int64_t gap = int64_t{1} << (k - 1);
       const Tensor half = new_zeros(s.steps[0].sizes(), dtype, device);
-      for_each_item<AtrousAdjoint, T>(device, batch * kFeatures, s.w, 8 * s.h, pointer<const T>(to_steps[k]), pointer<T>(half),
-                                      s.h, s.w, gap, true);
-      for_each_item<AtrousAdjoint, T>(device, batch * kFeatures, s.h, 8 * s.w, pointer<const T>(half),
-                                      pointer<T>(to_steps[k - 1]), s.h, s.w, gap, false);
+      const Rect planes{batch * kFeatures, 0, s.h, 0, s.w};
+      for_each_pixel<AtrousAdjoint, T>(device, planes, Work{1, 16}, pointer<const T>(to_steps[k]), pointer<T>(half), s.h, s.w,
+                                       gap, true);
+      for_each_pixel<AtrousAdjoint, T>(device, planes, Work{1, 16}, pointer<const T>(half), pointer<T>(to_steps[k - 1]), s.h, s.w,
+                                       gap, false);
     }
     const Tensor to_texture = new_zeros(s.features.sizes(), dtype, device);
     const SaliencePlanes<T, 0> planes{texture_view<const T>(s.features, s.feature_levels), s.feature_level(), nullptr};

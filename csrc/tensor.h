@@ -31,8 +31,12 @@ auto dispatch_texel(at::ScalarType dtype, const F& body) {
 
 // The same for planes in the arithmetic's dtype, float or double.
 template <class F>
+auto dispatch_plane(at::ScalarType dtype, const F& body) {
+  return dtype == at::kDouble ? body(Tag<double>{}) : body(Tag<float>{});
+}
+template <class F>
 auto dispatch_plane(const at::Tensor& plane, const F& body) {
-  return plane.scalar_type() == at::kDouble ? body(Tag<double>{}) : body(Tag<float>{});
+  return dispatch_plane(plane.scalar_type(), body);
 }
 
 // The dtype of texels made from a picture: what was asked for, else the picture's own; float for bytes.

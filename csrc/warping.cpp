@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "autograd.h"
-#include "launch.h"
+#include "enlarge.h"
 #include "picture.h"
 #include "scatter.h"
 #include "tensor.h"
@@ -104,9 +104,8 @@ std::tuple<Tensor, Tensor> moved_backward(const Tensor& grad, const Tensor& plan
                                          field, incoming, pointer<A>(pixels), channels);
       const int64_t h = flow.size(2), w = flow.size(3);
       to_flow = new_tensor(flow.sizes(), acc, device);
-      for_each_pixel<FlowFieldAdjoint, A>(device, {batch, 0, h, 0, w}, Work{1, 64},
-                                          EnlargeAdjoint<A>{pointer<const A>(pixels), 2, height, width, h, w}, field.scale(0),
-                                          field.scale(1), pointer<A>(to_flow));
+      for_each_gathered<FlowFieldAdjoint>(device, batch, EnlargeAdjoint<A>{pointer<const A>(pixels), 2, height, width, h, w},
+                                          field.scale(0), field.scale(1), pointer<A>(to_flow));
     }
   });
   return {to_planes, to_flow};
@@ -166,8 +165,8 @@ Tensor motion(const Tensor& image, const Tensor& previous, Maybe flow, Maybe occ
   dispatch_texel(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = Acc<T>;
-    for_each_pixel<AbsoluteDifference, T>(image.device(), {batch, 0, height, 0, width}, Work{}, pointer<const A>(l.luma),
-                                          pointer<const A>(l.before_moved), pointer<T>(out), height, width);
+    for_each_pixel<MotionBetween, T>(image.device(), {batch, 0, height, 0, width}, Work{}, pointer<const A>(l.luma),
+                                     pointer<const A>(l.before_moved), pointer<T>(out), height, width);
   });
   return out;
 }

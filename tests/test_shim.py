@@ -57,6 +57,7 @@ def programs() -> None:
 
 def run(build: str, program: str, *arguments: str, seed: int = FIXED, blocks: int = 1) -> tuple[int, str]:
     env = {**os.environ, "TEXVLM_SHIM_SEED": str(seed), "TEXVLM_SHIM_BLOCKS": str(blocks)}
+    env["TSAN_OPTIONS"] = "atexit_sleep_ms=0"  # the second that it gives other threads to end: here are none
     done = subprocess.run(
         [str(PROGRAMS / build / program), *arguments], capture_output=True, text=True, check=False, env=env, timeout=300
     )

@@ -45,7 +45,7 @@ struct Together {
   using Shared = TileShared<A>;
   static constexpr int kQueries = kTileQueries, kEntries = Shared::kEntries, J = kEntries / kSide;
 
-  const AttendOf<A>& f;
+  const Attend<A>& f;
   Shared& shared;
   bool wide;
   CellBox box;
@@ -73,7 +73,7 @@ struct Together {
   }
 
   // The scores of the chunk in shared.rows.
-  __device__ void score_rows(A (&s)[4][J], int storage) {
+  __device__ void score_rows(A (&s)[4][J], Storage storage) {
     dot_rows(s, shared.operands, {shared.query, f.storage}, {shared.rows.key, storage}, f.shape.dim, wide);
     const A scale = static_cast<A>(f.shape.scale);
 #pragma unroll
@@ -231,7 +231,7 @@ struct Alone {
   using Shared = AloneShared<A>;
   static constexpr int kQueries = 1, kGroups = 2;
 
-  const AttendOf<A>& f;
+  const Attend<A>& f;
   Shared& shared;
   bool wide;
   int64_t row, c0;
@@ -254,7 +254,7 @@ struct Alone {
   }
 
   // The scores of the chunk in shared.rows into to[i], i < many. The block has to be in step after.
-  __device__ void score_rows(A* to, int storage, int many) {
+  __device__ void score_rows(A* to, Storage storage, int many) {
     A s[kDotRows];
     dot_alone(s, query(), f.storage, {shared.rows.key, storage}, f.shape.dim, wide);
 #pragma unroll
@@ -347,7 +347,7 @@ struct Alone {
 
 template <class Team, class A>
 __global__ void __launch_bounds__(kThreads, 2)
-    attend_kernel(const __grid_constant__ AttendOf<A> f, TileSpace<A> spaces, int64_t bytes, int64_t parts, int64_t columns,
+    attend_kernel(const __grid_constant__ Attend<A> f, TileSpace<A> spaces, int64_t bytes, int64_t parts, int64_t columns,
                   unsigned long long* masses, bool wide) {
   TEXVLM_SHARED(shared, typename Team::Shared);
   const AttentionShape& shape = f.shape;
@@ -358,11 +358,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int64_t item = blockIdx.x; item < shape.batch * shape.heads * tiles * parts; item += gridDim.x) {
     const int64_t part = item % parts, row = item / parts, tile = row % tiles, bh = row / tiles, b = bh / shape.heads;
     const int64_t kv = b * shape.kv_heads + shape.kv_head(bh % shape.heads);
-    const auto entries = [&](const void* key, const void* value, int storage, const A* log, int64_t each, int64_t first) {
+    const auto entries = [&](const void* key, const void* value, Storage storage, const A* log, int64_t each, int64_t first) {
       return Entries<A>{row_at<A>(key, storage, kv * each, shape.dim), row_at<A>(value, storage, kv * each, shape.dim), log,
                         storage, first};
     };
-    const Entries<A> cells = entries(f.keys, f.values, 0, f.log_count + b * total, total, 0);
+    const Entries<A> cells = entries(f.keys, f.values, Storage::own, f.log_count + b * total, total, 0);
     const Entries<A> near = entries(f.k, f.v, f.storage, f.log_weight ? f.log_weight + b * places : nullptr, places, total);
     const Entries<A> prefix = entries(f.prefix_k, f.prefix_v, f.storage, nullptr, shape.prefix, 0);
     team.start(bh, tile, part * columns);
@@ -374,7 +374,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       int many = 0;
       if (choosing) {
         const int64_t first = shape.cells.offset[step];
-        team.score({row_at<A>(cells.key, 0, first, shape.dim), nullptr, cells.log + first, 0, 0}, numbers, space, !f.choice);
+        team.score({row_at<A>(cells.key, Storage::own, first, shape.dim), nullptr, cells.log + first, Storage::own, 0}, numbers,
+                   space, !f.choice);
         if (f.choice) {
           at.mark(f.choice + choice);
           many = at.list_split(nullptr, 0);
@@ -402,7 +403,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // What places have, by themselves and by their cells.
 template <class A>
-__global__ void __launch_bounds__(kThreads) mass_kernel(const __grid_constant__ AttendOf<A> f, const unsigned long long* masses) {
+__global__ void __launch_bounds__(kThreads) mass_kernel(const __grid_constant__ Attend<A> f, const unsigned long long* masses) {
   const CellPyramid& cells = f.shape.cells;
   const int64_t places = cells.places(), total = cells.total(), all = f.shape.batch * f.shape.heads * places;
   const double scale = mass_scale(f.shape.queries);
@@ -429,41 +430,35 @@ __global__ void __launch_bounds__(kThreads) mass_kernel(const __grid_constant__ 
 
 }  // namespace
 
-template <class T>
+template <class A>
 int64_t attend_workspace(const AttentionShape& shape) {
-  using A = Acc<T>;
   return Resident::of(shape, parts_of<A>(shape), TileSpace<A>::bytes(shape, shape.alone() ? 1 : kTileQueries)).all();
 }
 
-template <class T>
-void attend(const Attend<T>& f, unsigned long long* masses, void* workspace, void* stream) {
-  using A = Acc<T>;
+template <class A>
+void attend(const Attend<A>& f, unsigned long long* masses, void* workspace, void* stream) {
   const AttentionShape& shape = f.shape;
   const int64_t queries = shape.alone() ? 1 : kTileQueries, parts = parts_of<A>(shape), columns = kColumns * groups_of<A>(shape);
   const Resident resident = Resident::of(shape, parts, TileSpace<A>::bytes(shape, queries));
-  const bool wide = shape.dim % 4 == 0 && aligned(f.q, f.k, f.v, f.prefix_k, f.prefix_v, f.keys, f.values, f.out);
-  const AttendOf<A> of{shape,        f.importance, kStorage<T>, f.q,         f.k,      f.v,   f.prefix_k,
-                       f.prefix_v,   f.keys,       f.values,    f.log_count, f.spread, f.low, f.high,
-                       f.log_weight, f.choice,     f.out,       f.lse,       f.chosen, f.mass};
+  const bool wide = shape.dim % 4 == 0 && aligned<A>(f.storage, f.q, f.k, f.v, f.prefix_k, f.prefix_v, f.out) &&
+                    aligned<A>(Storage::own, f.keys, f.values);
   if (resident.blocks > 0) {
     Carver carver{static_cast<char*>(workspace)};
     const TileSpace<A> spaces = TileSpace<A>::carve(carver, shape, queries);
     auto kernel = shape.alone() ? attend_kernel<Alone<A>, A> : attend_kernel<Together<A, 1>, A>;
     if constexpr (std::is_same_v<A, float>)
       if (columns > kColumns && !shape.alone()) kernel = attend_kernel<Together<A, 2>, A>;
-    launch(kernel, dim3(static_cast<unsigned>(resident.blocks)), kThreads, 0, stream, of, spaces, resident.bytes, parts, columns,
+    launch(kernel, dim3(static_cast<unsigned>(resident.blocks)), kThreads, 0, stream, f, spaces, resident.bytes, parts, columns,
            masses, wide);
   }
   const int64_t places = shape.batch * shape.heads * shape.cells.places();
-  if (f.mass && places > 0) launch(mass_kernel<A>, dim3(blocks_for(places)), kThreads, 0, stream, of, masses);
+  if (f.mass && places > 0) launch(mass_kernel<A>, dim3(blocks_for(places)), kThreads, 0, stream, f, masses);
 }
 
-#define TEXVLM_ATTENTION(T)                                    \
-  template int64_t attend_workspace<T>(const AttentionShape&); \
-  template void attend(const Attend<T>&, unsigned long long*, void*, void*)
+#define TEXVLM_ATTENTION(A)                                    \
+  template int64_t attend_workspace<A>(const AttentionShape&); \
+  template void attend(const Attend<A>&, unsigned long long*, void*, void*)
 TEXVLM_ATTENTION(float);
 TEXVLM_ATTENTION(double);
-TEXVLM_ATTENTION(Half);
-TEXVLM_ATTENTION(BFloat16);
 
 }  // namespace texvlm::cuda

@@ -204,7 +204,7 @@ template <class A>
 struct Entries {
   const void *key, *value;
   const A* log;  // of the count or the weight; null: 0
-  int storage;
+  Storage storage;
   int64_t first;  // the row in which gradients of the first one go, and masses
 };
 

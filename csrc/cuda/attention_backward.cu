@@ -16,17 +16,8 @@ enum Kind : int { of_key, of_value, of_log, kKinds };  // each has a bound, for 
 constexpr int kFixedWords = 8;                         // four magnitudes, three bounds
 
 template <class A>
-struct AdjointOf {
-  AttentionShape shape;
-  int storage;
-  const void* grad;
-  const A* grad_lse;
-  const void *q, *k, *v, *prefix_k, *prefix_v;
-  const A *keys, *values, *log_count, *log_weight;
-  const void* out;
-  const A* lse;
-  const int32_t* chosen;
-  A *grad_q, *target[kTargets];
+struct AdjointOf : AttendAdjoint<A> {
+  A* target[kTargets];
   unsigned long long* sums[kTargets];  // fixed point
   const unsigned long long* bounds;    // of each kind
   int64_t count;                       // queries that may add to a row
@@ -209,7 +200,7 @@ struct TogetherAdjoint {
       for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) query[g][i][j] *= static_cast<A>(f.shape.scale);
-        store_four(row, 0, c0 + kColumns * g + 4 * across(), f.shape.dim, wide, query[g][i]);
+        store_four(row, Storage::own, c0 + kColumns * g + 4 * across(), f.shape.dim, wide, query[g][i]);
       }
     }
   }
@@ -315,7 +306,8 @@ struct AloneAdjoint {
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) query[g][j] *= static_cast<A>(f.shape.scale);
-      if (down() == 0) store_four(f.grad_q + row * f.shape.dim, 0, c0 + kColumns * g + 4 * across(), f.shape.dim, wide, query[g]);
+      if (down() == 0)
+        store_four(f.grad_q + row * f.shape.dim, Storage::own, c0 + kColumns * g + 4 * across(), f.shape.dim, wide, query[g]);
     }
   }
 };
@@ -349,7 +341,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 8 ? 1 : 2)
       const void* const key = kind == 0 ? f.keys : kind == 1 ? f.k : f.prefix_k;
       const void* const value = kind == 0 ? f.values : kind == 1 ? f.v : f.prefix_v;
       const A* const log = kind == 0 ? f.log_count : kind == 1 ? f.log_weight : nullptr;
-      const int storage = kind == 0 ? 0 : f.storage;
+      const Storage storage = kind == 0 ? Storage::own : f.storage;
       const Entries<A> of{row_at<A>(key, storage, kv * each, shape.dim), row_at<A>(value, storage, kv * each, shape.dim),
                           log ? log + b * each : nullptr, storage, kv * each};
       const Wanted wanted{target(kind == 0   ? to_keys
@@ -391,6 +383,15 @@ __global__ void bounds_kernel(const unsigned long long* magnitudes, double scale
   }
 }
 
+template <class A>
+void largest_stored(Storage storage, const void* rows, int64_t count, unsigned long long* largest, void* stream) {
+  if constexpr (std::is_same_v<A, float>) {
+    if (storage == Storage::half) return largest_magnitude(static_cast<const Half*>(rows), count, largest, stream);
+    if (storage == Storage::bfloat16) return largest_magnitude(static_cast<const BFloat16*>(rows), count, largest, stream);
+  }
+  largest_magnitude(static_cast<const A*>(rows), count, largest, stream);
+}
+
 struct TargetSizes {
   int64_t of[kTargets], all;
 
@@ -408,15 +409,13 @@ struct TargetSizes {
 
 int64_t attend_fixed_words(const AttentionShape& shape) { return kFixedWords + TargetSizes::from(shape).all; }
 
-template <class T>
+template <class A>
 int64_t attend_adjoint_workspace(const AttentionShape& shape) {
-  using A = Acc<T>;
   return Resident::of(shape, parts_of<A>(shape), TileSpace<A>::bytes(shape, 0)).all();
 }
 
-template <class T>
-void attend_adjoint(const AttendAdjoint<T>& f, unsigned long long* fixed, void* workspace, void* stream) {
-  using A = Acc<T>;
+template <class A>
+void attend_adjoint(const AttendAdjoint<A>& f, unsigned long long* fixed, void* workspace, void* stream) {
   const AttentionShape& shape = f.shape;
   const int64_t parts = parts_of<A>(shape), columns = kColumns * groups_of<A>(shape);
   const Resident resident = Resident::of(shape, parts, TileSpace<A>::bytes(shape, 0));
@@ -425,23 +424,7 @@ void attend_adjoint(const AttendAdjoint<T>& f, unsigned long long* fixed, void* 
   const TileSpace<A> spaces = TileSpace<A>::carve(carver, shape, 0);
   const TargetSizes sizes = TargetSizes::from(shape);
   AdjointOf<A> of{
-      shape,
-      kStorage<T>,
-      f.grad,
-      f.grad_lse,
-      f.q,
-      f.k,
-      f.v,
-      f.prefix_k,
-      f.prefix_v,
-      f.keys,
-      f.values,
-      f.log_count,
-      f.log_weight,
-      f.out,
-      f.lse,
-      f.chosen,
-      f.grad_q,
+      f,
       {f.grad_k, f.grad_v, f.grad_keys, f.grad_values, f.grad_prefix_k, f.grad_prefix_v, f.grad_log_count, f.grad_log_weight},
       {},
       fixed ? fixed + 4 : nullptr,
@@ -450,18 +433,18 @@ void attend_adjoint(const AttendAdjoint<T>& f, unsigned long long* fixed, void* 
     unsigned long long* to = fixed + kFixedWords;
     for (int t = 0; t < kTargets; ++t) of.sums[t] = to, to += sizes.of[t];
     const int64_t asked = shape.batch * shape.heads * shape.queries;
-    largest_magnitude(f.grad, asked * shape.dim, fixed, stream);
+    largest_stored<A>(f.storage, f.grad, asked * shape.dim, fixed, stream);
     if (f.grad_lse) largest_magnitude(f.grad_lse, asked, fixed + 1, stream);
-    largest_magnitude(f.q, asked * shape.dim, fixed + 2, stream);
-    largest_magnitude(f.v, sizes.of[to_v], fixed + 3, stream);
+    largest_stored<A>(f.storage, f.q, asked * shape.dim, fixed + 2, stream);
+    largest_stored<A>(f.storage, f.v, sizes.of[to_v], fixed + 3, stream);
     largest_magnitude(f.values, sizes.of[to_values], fixed + 3, stream);
-    largest_magnitude(f.prefix_v, sizes.of[to_prefix_v], fixed + 3, stream);
+    largest_stored<A>(f.storage, f.prefix_v, sizes.of[to_prefix_v], fixed + 3, stream);
     launch(bounds_kernel, dim3(1), kLanes, 0, stream, static_cast<const unsigned long long*>(fixed), shape.scale,
            static_cast<double>(shape.dim), fixed + 4);
   }
-  const bool wide =
-      shape.dim % 4 == 0 && aligned(f.grad, f.q, f.k, f.v, f.prefix_k, f.prefix_v, f.keys, f.values, f.out, f.grad_q, f.grad_k,
-                                    f.grad_v, f.grad_keys, f.grad_values, f.grad_prefix_k, f.grad_prefix_v);
+  const bool wide = shape.dim % 4 == 0 && aligned<A>(f.storage, f.grad, f.q, f.k, f.v, f.prefix_k, f.prefix_v, f.out) &&
+                    aligned<A>(Storage::own, f.keys, f.values, f.grad_q, f.grad_k, f.grad_v, f.grad_keys, f.grad_values,
+                               f.grad_prefix_k, f.grad_prefix_v);
   const auto kernel = fixed ? adjoint_kernel<FixedSink<A>, A>(shape) : adjoint_kernel<FloatSink<A>, A>(shape);
   launch(kernel, dim3(static_cast<unsigned>(resident.blocks)), kThreads, 0, stream, of, spaces, resident.bytes, parts, columns,
          wide);
@@ -471,12 +454,10 @@ void attend_adjoint(const AttendAdjoint<T>& f, unsigned long long* fixed, void* 
   }
 }
 
-#define TEXVLM_ATTENTION_ADJOINT(T)                                    \
-  template int64_t attend_adjoint_workspace<T>(const AttentionShape&); \
-  template void attend_adjoint(const AttendAdjoint<T>&, unsigned long long*, void*, void*)
+#define TEXVLM_ATTENTION_ADJOINT(A)                                    \
+  template int64_t attend_adjoint_workspace<A>(const AttentionShape&); \
+  template void attend_adjoint(const AttendAdjoint<A>&, unsigned long long*, void*, void*)
 TEXVLM_ATTENTION_ADJOINT(float);
 TEXVLM_ATTENTION_ADJOINT(double);
-TEXVLM_ATTENTION_ADJOINT(Half);
-TEXVLM_ATTENTION_ADJOINT(BFloat16);
 
 }  // namespace texvlm::cuda

@@ -10,20 +10,6 @@
 namespace texvlm::cuda {
 namespace {
 
-template <class A>
-struct AttendOf {
-  AttentionShape shape;
-  Importance importance;
-  int storage;
-  const void *q, *k, *v, *prefix_k, *prefix_v;
-  const A *keys, *values, *log_count, *spread, *low, *high, *log_weight;
-  const int32_t* choice;
-  void* out;
-  A* lse;
-  int32_t* chosen;
-  A* mass;
-};
-
 // Over the cells of a stage: the sum of their importances and the largest bound, where these are finite; how many they are.
 template <class A>
 struct RankSums {
@@ -68,7 +54,7 @@ struct Selection {
 // [number][Q] in the work memory; lse [Q]: over all that is there, not finite for a query that has no say. The same in every
 // block that is given the same.
 template <int Q, class A>
-__device__ int choose(const AttendOf<A>& f, Descent<A>& at, int64_t b, int64_t kv, const void* const* query, const A* lse,
+__device__ int choose(const Attend<A>& f, Descent<A>& at, int64_t b, int64_t kv, const void* const* query, const A* lse,
                       A (*partial)[kPitch]) {
   TEXVLM_SHARED(selection, Selection<A>);
   using Bits = typename Selection<A>::Bits;

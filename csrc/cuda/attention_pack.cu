@@ -26,16 +26,6 @@ __device__ A log_count_of(const A* log_weight, const CellBox& box) {
   return base + log_for(lanes_sum(sum));
 }
 
-template <class A>
-struct PackOf {
-  CellPyramid cells;
-  int64_t batch, heads, dim;
-  const void *k, *v;
-  int storage;
-  const A* log_weight;
-  A *keys, *values, *log_count, *spread, *low, *high;
-};
-
 // Lanes that share a row, four channels each; a warp then takes kLanes / row_lanes(dim) rows at a time.
 __device__ inline int row_lanes(int64_t dim) { return dim > 64 ? 32 : dim > 32 ? 16 : 8; }
 
@@ -48,7 +38,7 @@ __device__ V rows_sum(V value, int lanes) {
 
 // A cell of stage s from its children, by a warp.
 template <class A>
-__device__ void pack_cell(const PackOf<A>& f, int64_t b, int64_t h, int s, int64_t cell, bool wide) {
+__device__ void pack_cell(const AttentionPack<A>& f, int64_t b, int64_t h, int s, int64_t cell, bool wide) {
   const CellPyramid& cells = f.cells;
   const bool places = s + 1 == cells.stages;
   const CellBox box = cells.children(s, cell);
@@ -56,7 +46,7 @@ __device__ void pack_cell(const PackOf<A>& f, int64_t b, int64_t h, int s, int64
   // Rows of the children, and of what they hold besides.
   const int64_t first = places ? bh * cells.places() : bh * total + box.base;
   const void *const k = places ? f.k : f.keys, *const v = places ? f.v : f.values;
-  const int storage = places ? f.storage : 0;
+  const Storage storage = places ? f.storage : Storage::own;
   const A* const log_weight = f.log_weight ? f.log_weight + b * cells.places() : nullptr;
   const int me = static_cast<int>(threadIdx.x) % kLanes, lanes = row_lanes(dim), step = kLanes / lanes, sub = me / lanes;
   const int many = static_cast<int>(box.count());
@@ -118,7 +108,8 @@ __device__ void pack_cell(const PackOf<A>& f, int64_t b, int64_t h, int s, int64
       load_four(row_at<A>(v, storage, at, dim), storage, c, dim, wide, y);
 #pragma unroll
       for (int w = 0; w < 4; ++w) keys[w] = fused(weight, x[w], keys[w]), values[w] = fused(weight, y[w], values[w]);
-      if (!places) load_four(f.low + at * dim, 0, c, dim, wide, x), load_four(f.high + at * dim, 0, c, dim, wide, y);
+      if (!places)
+        load_four(f.low + at * dim, Storage::own, c, dim, wide, x), load_four(f.high + at * dim, Storage::own, c, dim, wide, y);
 #pragma unroll
       for (int w = 0; w < 4; ++w) widen(w, x[w], places ? x[w] : y[w]);
     });
@@ -142,10 +133,10 @@ __device__ void pack_cell(const PackOf<A>& f, int64_t b, int64_t h, int s, int64
       }
     });
     if (sub != 0) continue;
-    store_four(f.keys + to * dim, 0, c, dim, wide, keys);
-    store_four(f.values + to * dim, 0, c, dim, wide, values);
-    store_four(f.low + to * dim, 0, c, dim, wide, low);
-    store_four(f.high + to * dim, 0, c, dim, wide, high);
+    store_four(f.keys + to * dim, Storage::own, c, dim, wide, keys);
+    store_four(f.values + to * dim, Storage::own, c, dim, wide, values);
+    store_four(f.low + to * dim, Storage::own, c, dim, wide, low);
+    store_four(f.high + to * dim, Storage::own, c, dim, wide, high);
   }
   if (!places)  // the deviations within the children
     each_child([&](int64_t at, A weight) {
@@ -170,7 +161,7 @@ __device__ inline CellBox within(const CellPyramid& cells, int s, int64_t i) {
 // together: cells of the first stage that a block takes.
 template <class A>
 __global__ void __launch_bounds__(kThreads)
-    attention_pack_kernel(const __grid_constant__ PackOf<A> f, int64_t groups, int64_t together, bool wide) {
+    attention_pack_kernel(const __grid_constant__ AttentionPack<A> f, int64_t groups, int64_t together, bool wide) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   for (int64_t item = blockIdx.x; item < f.batch * f.heads * groups; item += gridDim.x) {
     const int64_t group = item % groups, h = item / groups % f.heads, b = item / groups / f.heads;
@@ -189,18 +180,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class A>
-struct PackAdjointOf {
-  CellPyramid cells;
-  int64_t batch, heads, dim;
-  const A *grad_keys, *grad_values, *grad_log_count;
-  const void *k, *v;
-  int storage;
-  const A *log_weight, *keys, *values, *log_count;
-  A *grad_k, *grad_v, *grad_log_weight;
-};
-
-template <class A>
-__global__ void __launch_bounds__(kThreads) attention_pack_adjoint_kernel(const __grid_constant__ PackAdjointOf<A> f, bool wide) {
+__global__ void __launch_bounds__(kThreads)
+    attention_pack_adjoint_kernel(const __grid_constant__ AttentionPackAdjoint<A> f, bool wide) {
   const CellPyramid& cells = f.cells;
   const int64_t places = cells.places(), total = cells.total(), dim = f.dim;
   const int me = static_cast<int>(threadIdx.x) % kLanes, lanes = row_lanes(dim), step = kLanes / lanes;
@@ -221,17 +202,17 @@ __global__ void __launch_bounds__(kThreads) attention_pack_adjoint_kernel(const 
             const int64_t cell = cells.above(s, y, x), at = (bh * total + cell) * dim;
             const A share = exp_for(log_weight - f.log_count[b * total + cell]);
             A g[4];
-            load_four(grad + at, 0, c, dim, wide, g);
+            load_four(grad + at, Storage::own, c, dim, wide, g);
 #pragma unroll
             for (int w = 0; w < 4; ++w) sum[w] = fused(share, g[w], sum[w]);
             if (!f.grad_log_weight) continue;
             A value[4], m[4];
             load_four(row_at<A>(of, f.storage, own, dim), f.storage, c, dim, wide, value);
-            load_four(mean + at, 0, c, dim, wide, m);
+            load_four(mean + at, Storage::own, c, dim, wide, m);
 #pragma unroll
             for (int w = 0; w < 4; ++w) along = fused(share * (value[w] - m[w]), g[w], along);
           }
-          if (out) store_four(out + own * dim, 0, c, dim, wide, sum);
+          if (out) store_four(out + own * dim, Storage::own, c, dim, wide, sum);
         };
         gather(f.grad_keys, f.k, f.keys, f.grad_k);
         gather(f.grad_values, f.v, f.values, f.grad_v);
@@ -249,37 +230,30 @@ __global__ void __launch_bounds__(kThreads) attention_pack_adjoint_kernel(const 
 
 }  // namespace
 
-template <class T>
-void attention_pack(const AttentionPack<T>& f, void* stream) {
-  using A = Acc<T>;
+template <class A>
+void attention_pack(const AttentionPack<A>& f, void* stream) {
   if (f.batch <= 0 || f.heads <= 0 || f.cells.total() <= 0) return;
   const int64_t each = ceil_div(f.cells.cells(f.cells.stages - 1), f.cells.cells(0));
   const int64_t together = maximum<int64_t>(1, kPackWarps / each), groups = ceil_div(f.cells.cells(0), together);
-  const bool wide = f.dim % 4 == 0 && aligned(f.k, f.v, f.keys, f.values, f.low, f.high);
-  const PackOf<A> of{f.cells,      f.batch, f.heads,  f.dim,       f.k,      f.v,   kStorage<T>,
-                     f.log_weight, f.keys,  f.values, f.log_count, f.spread, f.low, f.high};
-  launch(attention_pack_kernel<A>, dim3(at_most(f.batch * f.heads * groups, 1 << 20)), kThreads, 0, stream, of, groups, together,
+  const bool wide =
+      f.dim % 4 == 0 && aligned<A>(f.storage, f.k, f.v) && aligned<A>(Storage::own, f.keys, f.values, f.low, f.high);
+  launch(attention_pack_kernel<A>, dim3(at_most(f.batch * f.heads * groups, 1 << 20)), kThreads, 0, stream, f, groups, together,
          wide);
 }
 
-template <class T>
-void attention_pack_adjoint(const AttentionPackAdjoint<T>& f, void* stream) {
-  using A = Acc<T>;
+template <class A>
+void attention_pack_adjoint(const AttentionPackAdjoint<A>& f, void* stream) {
   const int64_t all = f.batch * f.cells.places();
   if (all <= 0 || (!f.grad_k && !f.grad_v && !f.grad_log_weight)) return;
-  const bool wide = f.dim % 4 == 0 && aligned(f.grad_keys, f.grad_values, f.k, f.v, f.keys, f.values, f.grad_k, f.grad_v);
-  const PackAdjointOf<A> of{f.cells,          f.batch,     f.heads,  f.dim,       f.grad_keys,      f.grad_values,
-                            f.grad_log_count, f.k,         f.v,      kStorage<T>, f.log_weight,     f.keys,
-                            f.values,         f.log_count, f.grad_k, f.grad_v,    f.grad_log_weight};
-  launch(attention_pack_adjoint_kernel<A>, dim3(at_most(ceil_div(all, kPackWarps), 1 << 20)), kThreads, 0, stream, of, wide);
+  const bool wide = f.dim % 4 == 0 && aligned<A>(f.storage, f.k, f.v) &&
+                    aligned<A>(Storage::own, f.grad_keys, f.grad_values, f.keys, f.values, f.grad_k, f.grad_v);
+  launch(attention_pack_adjoint_kernel<A>, dim3(at_most(ceil_div(all, kPackWarps), 1 << 20)), kThreads, 0, stream, f, wide);
 }
 
-#define TEXVLM_ATTENTION_PACK(T)                                \
-  template void attention_pack(const AttentionPack<T>&, void*); \
-  template void attention_pack_adjoint(const AttentionPackAdjoint<T>&, void*)
+#define TEXVLM_ATTENTION_PACK(A)                                \
+  template void attention_pack(const AttentionPack<A>&, void*); \
+  template void attention_pack_adjoint(const AttentionPackAdjoint<A>&, void*)
 TEXVLM_ATTENTION_PACK(float);
 TEXVLM_ATTENTION_PACK(double);
-TEXVLM_ATTENTION_PACK(Half);
-TEXVLM_ATTENTION_PACK(BFloat16);
 
 }  // namespace texvlm::cuda

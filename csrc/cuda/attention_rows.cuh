@@ -15,12 +15,6 @@ constexpr int kColumns = 64;          // of a product, at a time
 constexpr int kPitch = kColumns + 4;  // of a row in shared memory: vectors are aligned, and columns spread over the banks
 static_assert(kSide * kSide == kThreads && kColumns * kDepth == 4 * kThreads);
 
-// Whether rows at all of these can be read four at a time, if they are a multiple of four; null can.
-template <class... P>
-bool aligned(const P*... p) {
-  return (packs<4>(p) && ...);
-}
-
 namespace {
 
 __device__ inline float fused(float a, float b, float c) { return fmaf(a, b, c); }
@@ -46,18 +40,17 @@ __device__ V lanes_max(V value, int lanes = kLanes) {
   return value;
 }
 
-// What rows are stored as, 0: in the type of sums. Kernels are compiled once for each type of sums, and told the rest at run
-// time: a branch for four numbers.
-template <class T>
-constexpr int kStorage = std::is_same_v<T, Half>       ? 1
-                         : std::is_same_v<T, BFloat16> ? 2
-                                                       : 0;
 template <class A>
-__device__ int64_t bytes_each(int storage) {
-  return storage ? 2 : static_cast<int64_t>(sizeof(A));
+TEXVLM_HD int64_t bytes_each(Storage storage) {
+  return storage == Storage::own ? static_cast<int64_t>(sizeof(A)) : 2;
+}
+// Whether rows at all of these can be read four at a time, if they are a multiple of four; null can.
+template <class A, class... P>
+bool aligned(Storage storage, P... rows) {
+  return ((reinterpret_cast<uintptr_t>(rows) % (4 * bytes_each<A>(storage)) == 0) && ...);
 }
 template <class A>
-__device__ const void* row_at(const void* rows, int storage, int64_t row, int64_t dim) {
+__device__ const void* row_at(const void* rows, Storage storage, int64_t row, int64_t dim) {
   return static_cast<const char*>(rows) + row * dim * bytes_each<A>(storage);
 }
 
@@ -75,7 +68,7 @@ __device__ void load_four_of(const U* from, int64_t left, bool wide, A (&to)[4])
     if (w < left) to[w] = static_cast<A>(from[w]);
 }
 template <class A>
-__device__ void load_four(const void* row, int storage, int64_t at, int64_t dim, bool wide, A (&to)[4]) {
+__device__ void load_four(const void* row, Storage storage, int64_t at, int64_t dim, bool wide, A (&to)[4]) {
 #pragma unroll
   for (int w = 0; w < 4; ++w) to[w] = A(0);
   if (!row || at >= dim) return;
@@ -86,7 +79,7 @@ __device__ void load_four(const void* row, int storage, int64_t at, int64_t dim,
   load_four_of(static_cast<const A*>(row) + at, dim - at, wide, to);
 }
 template <class A>
-__device__ A load_one(const void* row, int storage, int64_t at) {
+__device__ A load_one(const void* row, Storage storage, int64_t at) {
   if constexpr (std::is_same_v<A, float>) {
     if (storage == kStorage<Half>) return static_cast<A>(static_cast<const Half*>(row)[at]);
     if (storage == kStorage<BFloat16>) return static_cast<A>(static_cast<const BFloat16*>(row)[at]);
@@ -107,7 +100,7 @@ __device__ void store_four_of(U* to, int64_t left, bool wide, const A (&from)[4]
     if (w < left) to[w] = static_cast<U>(from[w]);
 }
 template <class A>
-__device__ void store_four(void* row, int storage, int64_t at, int64_t dim, bool wide, const A (&from)[4]) {
+__device__ void store_four(void* row, Storage storage, int64_t at, int64_t dim, bool wide, const A (&from)[4]) {
   if (at >= dim) return;
   if constexpr (std::is_same_v<A, float>) {
     if (storage == kStorage<Half>) return store_four_of(static_cast<Half*>(row) + at, dim - at, wide, from);
@@ -153,14 +146,14 @@ __device__ inline int across() { return static_cast<int>(threadIdx.x) % kSide; }
 // Rows that a block multiplies, in shared memory; null: zeros.
 struct Rows {
   const void* const* at;
-  int storage;
+  Storage storage;
 };
 
 // A thread's four of the R rows of a product, at a depth: loaded ahead of their use, put where the block finds them.
 template <int R, class A>
 struct Fours {
   const void* row;
-  int storage;
+  Storage storage;
   A four[4];
 
   __device__ explicit Fours(const Rows& rows)
@@ -248,7 +241,7 @@ constexpr int kAloneEntries = kThreads / kDotLanes * kDotRows;  // of a chunk
 // The products of x with the rows of a chunk: of row dot_row() + 32 u in c[u], in all lanes that share it.
 __device__ inline int dot_row() { return static_cast<int>(threadIdx.x) / kDotLanes; }
 template <class A>
-__device__ void dot_alone(A (&c)[kDotRows], const void* x, int storage, const Rows& y, int64_t dim, bool wide) {
+__device__ void dot_alone(A (&c)[kDotRows], const void* x, Storage storage, const Rows& y, int64_t dim, bool wide) {
 #pragma unroll
   for (int u = 0; u < kDotRows; ++u) c[u] = A(0);
   for (int64_t d = 4 * (static_cast<int>(threadIdx.x) % kDotLanes); d < dim; d += 4 * kDotLanes) {

@@ -26,7 +26,7 @@ TEXVLM_REGIONS(LumaChange<double>::For<double, 0>);
 TEXVLM_PLANES(TEXVLM_TEXELS, ContrastAdjointSeed);
 TEXVLM_PLANES(TEXVLM_TEXELS, ContrastAdjoint);
 TEXVLM_PLANES(TEXVLM_TEXELS, PassAdjoint);
-TEXVLM_PLANES(TEXVLM_TEXELS, GivenAdjoint);
+TEXVLM_PLANES(TEXVLM_GATHERED, GivenAdjoint);
 TEXVLM_PLANES(TEXVLM_PLANES_REDUCED, FixationAdjoint);
 
 }  // namespace texvlm::cuda

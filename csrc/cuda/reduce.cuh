@@ -63,5 +63,9 @@ void launch_rows_reduced(const F& f, int64_t rows, int64_t count, void* stream) 
 #define TEXVLM_PLANES_REDUCED(...)            \
   TEXVLM_ROWS_REDUCED(RowParts<__VA_ARGS__>); \
   TEXVLM_ROWS_REDUCED(PlaneParts<__VA_ARGS__>)
+// A functor of for_each_gathered (enlarge.h).
+#define TEXVLM_GATHERED(...)  \
+  TEXVLM_TEXELS(__VA_ARGS__); \
+  TEXVLM_ROWS_REDUCED(GatheredTexels<__VA_ARGS__>)
 
 }  // namespace texvlm::cuda

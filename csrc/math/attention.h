@@ -72,27 +72,29 @@ struct CellPyramid {
   }
 };
 
+// Of the structs below, `storage` says what void* points to.
+
 // k, v [B, heads, N, D] and log_weight [B, N], or null -> keys, values, low, high [B, heads, M, D], log_count [B, M],
 // spread [B, heads, M, 2], of all cells.
-template <class T>
+template <class A>
 struct AttentionPack {
-  using A = Acc<T>;
   CellPyramid cells;
   int64_t batch, heads, dim;
-  const T *k, *v;
+  Storage storage;
+  const void *k, *v;
   const A* log_weight;
   A *keys, *values, *log_count, *spread, *low, *high;
 };
 
 //   dk_j += w_j / n dkeys;  dv_j alike;  dlog_weight_j += w_j / n [dlog_count + (k_j - keys) dkeys + (v_j - values) dvalues]
 // Gradients of k, v [B, heads, N, D] and log_weight [B, N]; those not wanted are null. Incoming ones may be null: zero.
-template <class T>
+template <class A>
 struct AttentionPackAdjoint {
-  using A = Acc<T>;
   CellPyramid cells;
   int64_t batch, heads, dim;
+  Storage storage;
   const A *grad_keys, *grad_values, *grad_log_count;
-  const T *k, *v;
+  const void *k, *v;
   const A *log_weight, *keys, *values, *log_count;
   A *grad_k, *grad_v, *grad_log_weight;
 };
@@ -122,15 +124,15 @@ struct AttentionShape {
 // q [B, heads, queries, D]; k, v [B, kv_heads, N, D]; the results of AttentionPack; prefix_k, prefix_v [B, kv_heads, P, D];
 // choice [B, heads, tiles, splits] or null -> out [B, heads, queries, D], lse [B, heads, queries], chosen as choice, and unless
 // null mass [B, heads, N], zeroed.
-template <class T>
+template <class A>
 struct Attend {
-  using A = Acc<T>;
   AttentionShape shape;
   Importance importance;
-  const T *q, *k, *v, *prefix_k, *prefix_v;
+  Storage storage;
+  const void *q, *k, *v, *prefix_k, *prefix_v;
   const A *keys, *values, *log_count, *spread, *low, *high, *log_weight;
   const int32_t* choice;
-  T* out;
+  void* out;
   A* lse;
   int32_t* chosen;
   A* mass;
@@ -140,15 +142,15 @@ struct Attend {
 //   ds_e = p_e (grad v_e - delta);  dq = scale sum ds_e k_e;  dk_e += scale ds_e q;  dv_e += p_e grad;  dlog_count_e += ds_e
 // The choice is constant. Gradients that are not wanted are null; the others are zeroed. Those of log_count [B, kv_heads, M] and
 // log_weight [B, kv_heads, N] are by head, to be summed.
-template <class T>
+template <class A>
 struct AttendAdjoint {
-  using A = Acc<T>;
   AttentionShape shape;
-  const T* grad;
+  Storage storage;
+  const void* grad;
   const A* grad_lse;  // or null
-  const T *q, *k, *v, *prefix_k, *prefix_v;
+  const void *q, *k, *v, *prefix_k, *prefix_v;
   const A *keys, *values, *log_count, *log_weight;
-  const T* out;
+  const void* out;
   const A* lse;
   const int32_t* chosen;
   A *grad_q, *grad_k, *grad_v, *grad_keys, *grad_values, *grad_log_count, *grad_log_weight, *grad_prefix_k, *grad_prefix_v;

@@ -8,24 +8,11 @@
 
 namespace texvlm {
 
-// As for Attend.
-template <class T>
-AttendAdjoint<Acc<T>> with_storage(const AttendAdjoint<T>& f) {
-  using A = Acc<T>;
-  const auto erased = [](const T* p) { return reinterpret_cast<const A*>(p); };
-  return {f.shape,          erased(f.grad),     f.grad_lse,         erased(f.q),    erased(f.k),
-          erased(f.v),      erased(f.prefix_k), erased(f.prefix_v), f.keys,         f.values,
-          f.log_count,      f.log_weight,       erased(f.out),      f.lse,          f.chosen,
-          f.grad_q,         f.grad_k,           f.grad_v,           f.grad_keys,    f.grad_values,
-          f.grad_log_count, f.grad_log_weight,  f.grad_prefix_k,    f.grad_prefix_v};
-}
-
 template <class A>
 class AttendAdjointOnHost {
  public:
   // Gradients that tiles share are summed by `slices` of them, each in a part of its own of what `f` points to.
-  AttendAdjointOnHost(const AttendAdjoint<A>& f, Storage storage, int64_t slices)
-      : f_(f), shape_(f.shape), dim_(f.shape.dim), slices_(slices), storage_(storage) {
+  AttendAdjointOnHost(const AttendAdjoint<A>& f, int64_t slices) : f_(f), shape_(f.shape), dim_(f.shape.dim), slices_(slices) {
     widened_rows_ = row_memory_.of(3 * dim_);
     widened_keys_ = keys_memory_.of(kEntriesAtOnce * dim_);
     widened_values_ = values_memory_.of(kEntriesAtOnce * dim_);
@@ -68,7 +55,7 @@ class AttendAdjointOnHost {
     const CellPyramid& cells = shape_.cells;
     const int64_t prefix = shape_.prefix;
     total_ = cells.total(), count_ = cells.places();
-    of_ = HeadEntries<A>::of(f_, storage_, b, kv);
+    of_ = HeadEntries<A>::of(f_, b, kv);
     const int64_t at = slice * shape_.batch * shape_.kv_heads + kv;
     const auto of = [at](A* grad, int64_t each) { return grad ? grad + at * each : nullptr; };
     key_targets_ = {of(f_.grad_keys, total_ * dim_), of(f_.grad_k, count_ * dim_), of(f_.grad_prefix_k, prefix * dim_)};
@@ -143,9 +130,9 @@ class AttendAdjointOnHost {
 
   // Query `at`, scaled, and its gradient; returns the product of that and its output.
   TEXVLM_HD A load(int64_t at, A* query, A* grad) const {
-    const A* const q = StoredRows<A>{f_.q, dim_, storage_}.row(at, widened_rows_);
-    const A* const g = StoredRows<A>{f_.grad, dim_, storage_}.row(at, widened_rows_ + dim_);
-    const A* const out = StoredRows<A>{f_.out, dim_, storage_}.row(at, widened_rows_ + 2 * dim_);
+    const A* const q = StoredRows<A>{f_.q, dim_, f_.storage}.row(at, widened_rows_);
+    const A* const g = StoredRows<A>{f_.grad, dim_, f_.storage}.row(at, widened_rows_ + dim_);
+    const A* const out = StoredRows<A>{f_.out, dim_, f_.storage}.row(at, widened_rows_ + 2 * dim_);
     A dot = 0;
     for (int64_t d = 0; d < dim_; ++d) {
       query[d] = static_cast<A>(shape_.scale) * q[d], grad[d] = g[d];
@@ -203,7 +190,6 @@ class AttendAdjointOnHost {
   const AttendAdjoint<A>& f_;
   const AttentionShape& shape_;
   int64_t dim_, slices_, head_ = 0, total_ = 0, count_ = 0;
-  Storage storage_;
   HeadEntries<A> of_{};
   Targets key_targets_{}, value_targets_{}, weight_targets_{};
   A *widened_rows_, *widened_keys_, *widened_values_;

@@ -273,15 +273,13 @@ struct HeadEntries {
   EntryRows<A> keys, values;
   EntryWeights<A> weights;
 
-  template <class F>  // Attend or AttendAdjoint, of storage
-  static HeadEntries of(const F& f, Storage storage, int64_t b, int64_t kv) {
+  template <class F>  // Attend or AttendAdjoint
+  static HeadEntries of(const F& f, int64_t b, int64_t kv) {
     const AttentionShape& s = f.shape;
     const int64_t total = s.cells.total(), places = s.cells.places();
-    const auto stored = [&](const A* p, int64_t rows) {
-      const int64_t skipped = kv * rows * s.dim;
-      const void* const from =
-          storage == Storage::own ? static_cast<const void*>(p + skipped) : reinterpret_cast<const uint16_t*>(p) + skipped;
-      return StoredRows<A>{p ? from : nullptr, s.dim, storage};
+    const auto stored = [&](const void* p, int64_t rows) {
+      const int64_t skipped = kv * rows * s.dim * (f.storage == Storage::own ? sizeof(A) : sizeof(uint16_t));
+      return StoredRows<A>{p ? static_cast<const char*>(p) + skipped : nullptr, s.dim, f.storage};
     };
     return {{f.keys + kv * total * s.dim, stored(f.k, places), stored(f.prefix_k, s.prefix), total, places},
             {f.values + kv * total * s.dim, stored(f.v, places), stored(f.prefix_v, s.prefix), total, places},

@@ -9,42 +9,11 @@ namespace texvlm {
 
 #if defined(TEXVLM_HAS_LANES)
 
-// Attend<T> for every T of one arithmetic: pointers to T are those of A that `storage` explains.
-template <class T>
-Attend<Acc<T>> with_storage(const Attend<T>& f) {
-  using A = Acc<T>;
-  const auto erased = [](const T* p) { return reinterpret_cast<const A*>(p); };
-  return {f.shape,
-          f.importance,
-          erased(f.q),
-          erased(f.k),
-          erased(f.v),
-          erased(f.prefix_k),
-          erased(f.prefix_v),
-          f.keys,
-          f.values,
-          f.log_count,
-          f.spread,
-          f.low,
-          f.high,
-          f.log_weight,
-          f.choice,
-          reinterpret_cast<A*>(f.out),
-          f.lse,
-          f.chosen,
-          f.mass};
-}
-
 template <class A>
 class AttendOnHost {
  public:
-  AttendOnHost(const Attend<A>& f, Storage storage)
-      : f_(f),
-        shape_(f.shape),
-        dim_(f.shape.dim),
-        storage_(storage),
-        q_rows_{f.q, dim_, storage},
-        out_rows_{f.out, dim_, storage} {
+  explicit AttendOnHost(const Attend<A>& f)
+      : f_(f), shape_(f.shape), dim_(f.shape.dim), q_rows_{f.q, dim_, f.storage}, out_rows_{f.out, dim_, f.storage} {
     widened_ = widened_memory_.of((kEntriesAtOnce + 1) * dim_);
   }
 
@@ -65,7 +34,7 @@ class AttendOnHost {
     if (head_ == b * shape_.heads + head) return;
     share_out();
     head_ = b * shape_.heads + head;
-    of_ = HeadEntries<A>::of(f_, storage_, b, kv);
+    of_ = HeadEntries<A>::of(f_, b, kv);
     low_ = f_.low + kv * total * dim_, high_ = f_.high + kv * total * dim_;
     A* const of_cells = spread_.of(total);
     const A* const from = f_.spread + kv * total * 2;
@@ -360,7 +329,6 @@ class AttendOnHost {
   const Attend<A>& f_;
   const AttentionShape& shape_;
   int64_t dim_, head_ = -1, kept_ = 0;
-  Storage storage_;
   StoredRows<A> q_rows_;
   StoredOut<A> out_rows_;
   HeadEntries<A> of_{};

@@ -26,27 +26,11 @@ TEXVLM_HD A square_distance(const A* a, const A* b, int64_t n) {
   return sum;
 }
 
-// Pointers to T are those of A that `storage` explains, as in attention_loops.h.
-template <class T>
-AttentionPack<Acc<T>> with_storage(const AttentionPack<T>& f) {
-  using A = Acc<T>;
-  const auto erased = [](const T* p) { return reinterpret_cast<const A*>(p); };
-  return {f.cells, f.batch,  f.heads,     f.dim,    erased(f.k), erased(f.v), f.log_weight,
-          f.keys,  f.values, f.log_count, f.spread, f.low,       f.high};
-}
-template <class T>
-AttentionPackAdjoint<Acc<T>> with_storage(const AttentionPackAdjoint<T>& f) {
-  using A = Acc<T>;
-  const auto erased = [](const T* p) { return reinterpret_cast<const A*>(p); };
-  return {f.cells,     f.batch,      f.heads, f.dim,    f.grad_keys, f.grad_values, f.grad_log_count, erased(f.k),
-          erased(f.v), f.log_weight, f.keys,  f.values, f.log_count, f.grad_k,      f.grad_v,         f.grad_log_weight};
-}
-
 template <class A>
 class AttentionPackOnHost {
  public:
-  AttentionPackOnHost(const AttentionPack<A>& f, Storage storage)
-      : f_(f), dim_(f.dim), k_{f.k, f.dim, storage}, v_{f.v, f.dim, storage}, widened_(memory_.of(2 * f.dim)) {}
+  explicit AttentionPackOnHost(const AttentionPack<A>& f)
+      : f_(f), dim_(f.dim), k_{f.k, f.dim, f.storage}, v_{f.v, f.dim, f.storage}, widened_(memory_.of(2 * f.dim)) {}
 
   // Bands [begin, end) of all pictures: the rows of the coarsest cells, and what they are made of.
   TEXVLM_HD void bands(int64_t begin, int64_t end) {
@@ -182,8 +166,8 @@ class AttentionPackOnHost {
 template <class A>
 class AttentionPackAdjointOnHost {
  public:
-  AttentionPackAdjointOnHost(const AttentionPackAdjoint<A>& f, Storage storage)
-      : f_(f), dim_(f.dim), k_{f.k, f.dim, storage}, v_{f.v, f.dim, storage}, widened_(memory_.of(2 * f.dim)) {}
+  explicit AttentionPackAdjointOnHost(const AttentionPackAdjoint<A>& f)
+      : f_(f), dim_(f.dim), k_{f.k, f.dim, f.storage}, v_{f.v, f.dim, f.storage}, widened_(memory_.of(2 * f.dim)) {}
 
   // Rows [begin, end) of places, of all pictures.
   TEXVLM_HD void rows(int64_t begin, int64_t end) const {

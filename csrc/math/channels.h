@@ -246,7 +246,7 @@ struct ChannelTexels {
         case kMotion:
           if (previous.data) {
             luma_run(previous, b, y, x, n, out);
-            for (int j = 0; j < n; ++j) out[j] = std::abs(planes.luma[at + j] - out[j]);
+            for (int j = 0; j < n; ++j) out[j] = motion_of(planes.luma[at + j], out[j]);
             return;
           }
           break;
@@ -372,7 +372,7 @@ struct LumaChange {
       T* TEXVLM_RESTRICT old = luma + at;
       if (motion) {
         T* TEXVLM_RESTRICT change = motion + at;
-        for (int j = 0; j < n; ++j) change[j] = std::abs(now[j] - old[j]);
+        for (int j = 0; j < n; ++j) change[j] = motion_of(now[j], old[j]);
       }
       for (int j = 0; j < n; ++j) old[j] = now[j];
     }

@@ -7,7 +7,7 @@
 // A token samples with LOD = max(0, -log2 M(e)) = max(0, log2((e + e0) / M0)).
 #pragma once
 
-#include "scalar.h"
+#include "reduce.h"
 
 namespace texvlm {
 
@@ -70,19 +70,17 @@ struct FoveaTerms {
   T fixation[2], offset[2], m0, e0;
 };
 
-// Adjoint of FoveaTokens. Gradients that are not wanted have null pointers; those that are start as zeros. CUDA sums the terms
-// in a fixed order (csrc/cuda/fovea.cu).
-template <class T, int C>
-struct FoveaTokensAdjoint {
+// Adjoint of FoveaTokens: sums over tokens (reduce.h). Gradients that are not wanted have null pointers.
+template <class T>
+struct FoveaAdjoint {
   FoveaView<T> view;
   const T *grad_uv, *grad_lod;  // [B, F, N, 2], [B, F, N]
-  T *fixation, *offsets, *m0, *e0;
 
-  TEXVLM_HD FoveaTerms<T> terms(int64_t b, int64_t n) const {
+  TEXVLM_HD FoveaTerms<T> terms(int64_t i, int64_t k) const {  // of token k around fixation i = b F + f
     FoveaTerms<T> sum{};
-    const FoveaToken<T> t = fovea_token(view, b, n);
+    const int64_t b = i / view.fixations, q = i * view.count + k;
+    const FoveaToken<T> t = fovea_token(view, b, q - b * view.fixations * view.count);
     if (!t.usable) return sum;
-    const int64_t q = b * view.fixations * view.count + n;
     constexpr T kLog2e = T(1.44269504088896340736);
     const T by_log = t.graded ? grad_lod[q] * kLog2e : T(0);
     const T by_distance = t.graded ? by_log / (t.eccentricity + *view.e0) : T(0);
@@ -98,16 +96,67 @@ struct FoveaTokensAdjoint {
     }
     return sum;
   }
+};
 
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    const FoveaTerms<T> sum = terms(b, n);
-    if (m0) accumulate(m0, sum.m0);
-    if (e0) accumulate(e0, sum.e0);
-    for (int d = 0; d < 2; ++d) {
-      if (fixation) accumulate(fixation + 2 * (b * view.fixations + n / view.count) + d, sum.fixation[d]);
-      if (offsets) accumulate(offsets + 2 * (n % view.count) + d, sum.offset[d]);
+// A row is a fixation, a place one of its tokens.
+template <class T>
+struct FoveaFixationAdjoint {
+  template <int N>
+  using Part = Sums<T, 4, N>;
+  FoveaAdjoint<T> of;
+  T* to;   // [B, F, 2]
+  T* law;  // [B, F, 2]: what its tokens tell of m0 and e0; or null
+
+  template <int N>
+  TEXVLM_HD void add(int64_t i, int64_t k, int n, Part<N>& sum) const {
+    for (int j = 0; j < n; ++j) {
+      const FoveaTerms<T> t = of.terms(i, k + j);
+      sum.of[0][j] += t.fixation[0];
+      sum.of[1][j] += t.fixation[1];
+      sum.of[2][j] += t.m0;
+      sum.of[3][j] += t.e0;
     }
   }
+  TEXVLM_HD void finish(int64_t i, const Part<1>& total) const {
+    if (to) to[2 * i] = total.of[0][0], to[2 * i + 1] = total.of[1][0];
+    if (law) law[2 * i] = total.of[2][0], law[2 * i + 1] = total.of[3][0];
+  }
+};
+
+// One row, of all fixations.
+template <class T>
+struct FoveaLawAdjoint {
+  template <int N>
+  using Part = Sums<T, 2, N>;
+  const T* law;
+  T *m0, *e0;
+
+  template <int N>
+  TEXVLM_HD void add(int64_t, int64_t i, int n, Part<N>& sum) const {
+    for (int j = 0; j < n; ++j) sum.of[0][j] += law[2 * (i + j)], sum.of[1][j] += law[2 * (i + j) + 1];
+  }
+  TEXVLM_HD void finish(int64_t, const Part<1>& total) const {
+    if (m0) *m0 = total.of[0][0];
+    if (e0) *e0 = total.of[1][0];
+  }
+};
+
+// A row is an offset, a place one of the fixations that it stands around.
+template <class T>
+struct FoveaOffsetAdjoint {
+  template <int N>
+  using Part = Sums<T, 2, N>;
+  FoveaAdjoint<T> of;
+  T* to;  // [N, 2]
+
+  template <int N>
+  TEXVLM_HD void add(int64_t k, int64_t i, int n, Part<N>& sum) const {
+    for (int j = 0; j < n; ++j) {
+      const FoveaTerms<T> t = of.terms(i + j, k);
+      sum.of[0][j] += t.offset[0], sum.of[1][j] += t.offset[1];
+    }
+  }
+  TEXVLM_HD void finish(int64_t k, const Part<1>& total) const { to[2 * k] = total.of[0][0], to[2 * k + 1] = total.of[1][0]; }
 };
 
 }  // namespace texvlm

@@ -14,12 +14,11 @@ struct Given {
   bool nearest;
 
   TEXVLM_HD static A kept(A v) { return finite(v) ? v : A(0); }
-  TEXVLM_HD static int64_t near(int64_t i, int64_t fine, int64_t coarse) { return ((2 * i + 1) * coarse) / (2 * fine); }
 
   TEXVLM_HD A at(int64_t b, int64_t y, int64_t x, int64_t height, int64_t width) const {
     const A* from = plane + b * stride_b;
     if (h == height && w == width) return kept(from[y * w + x]);
-    if (nearest) return kept(from[near(y, height, h) * w + near(x, width, w)]);
+    if (nearest) return kept(from[nearest_centre(y, height, h) * w + nearest_centre(x, width, w)]);
     const AxisLerp<A> ty = axis_centre<A>(y, height, h), tx = axis_centre<A>(x, width, w);
     const A *p = from + ty.i0 * w, *q = from + ty.i1 * w;
     return blend(Corners<A>{kept(p[tx.i0]), kept(q[tx.i0]), kept(p[tx.i1]), kept(q[tx.i1])}, ty.w0, ty.w1, tx.w0, tx.w1);
@@ -32,8 +31,8 @@ struct Given {
       from += y * w + x;
       for (int j = 0; j < n; ++j) out[j] = kept(from[j]);
     } else if (nearest) {
-      from += near(y, height, h) * w;
-      for (int j = 0; j < n; ++j) out[j] = kept(from[near(x + j, width, w)]);
+      from += nearest_centre(y, height, h) * w;
+      for (int j = 0; j < n; ++j) out[j] = kept(from[nearest_centre(x + j, width, w)]);
     } else {
       taps.set(y, x, n, height, width, h, w);
       const A *TEXVLM_RESTRICT p = from + taps.y.i0 * w, *TEXVLM_RESTRICT q = from + taps.y.i1 * w;
@@ -52,31 +51,23 @@ struct Places {
   int8_t at[64];
 };
 
-// Adjoint, for one given tensor: out [B, n, h, w] from the gradient of level 0, [B, channels, H, W].
+// Adjoint, for one given tensor [B, n, h, w]: out from the gradients of level 0, [B channels, H, W]. Items are its planes.
 template <class T, int C>
 struct GivenAdjoint {
-  const T* grad;
-  int64_t channels, height, width;
+  using Sum = T;
+  EnlargeAdjoint<T> from;
+  int64_t channels, count;
   const T* given;
   T* out;
-  int64_t count, h, w;
   Places place;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t c0, int64_t c1) const {
-    for (int64_t c = c0; c < c1; ++c) {
-      const int64_t here = ((b * count + c) * h + y) * w + x;
-      T sum = 0;
-      if (const int64_t from = place.at[c]; from >= 0 && finite(given[here])) {
-        const T* plane = grad + (b * channels + from) * height * width;
-        if (h == height && w == width) {
-          sum = plane[y * w + x];
-        } else {
-          EnlargeAdjoint<T>{plane, 1, height, width, h, w}.at(0, y, x, &sum);
-        }
-      }
-      out[here] = sum;
-    }
+  TEXVLM_HD void operator()(int64_t item, int64_t y, int64_t x, int64_t, int64_t) const { gather_texel(*this, item, y, x); }
+  TEXVLM_HD int64_t at(int64_t item, int64_t y, int64_t x) const { return (item * from.h + y) * from.w + x; }
+  TEXVLM_HD int64_t plane(int64_t item, int64_t y, int64_t x) const {
+    const int c = place.at[item % count];
+    return c >= 0 && finite(given[at(item, y, x)]) ? item / count * channels + c : -1;
   }
+  TEXVLM_HD void store(int64_t item, int64_t y, int64_t x, const T* sums) const { out[at(item, y, x)] = sums[0]; }
 };
 
 }  // namespace texvlm

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "luma.h"
+#include "reduce.h"
 
 namespace texvlm {
 
@@ -82,54 +83,37 @@ struct Splat {
   }
 };
 
-// Adjoint by the points, first half: for point p and row y, n = p H + y, the sums of g e and g e (x - p_x) / s^2 over the row, g
-// being the gradient where the plane is below 1. rows [B, P, H, 2].
+// Adjoint by the points: of plane i = b P + p [H, W], the sums of g e, g e (x - p_x) and g e (y - p_y), g being the gradient
+// where the plane is below 1, e the Gaussian.
 template <class T, int C>
-struct SplatRows {
+struct SplatAdjoint {
+  template <int N>
+  using Part = Sums<T, 3, N>;
   SplatPoints<T> at;
   ImageView<const T> grad;
   const T* out;
-  T* rows;
-
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    const int64_t p = n / at.height, y = n - p * at.height, i = b * at.count + p;
-    T sum = 0, moment = 0;
-    const T centre = at.x(i), down = at.down[i * at.height + y];
-    const T* plane = out + (b * at.height + y) * at.width;
-    if (down > kNegligible<T>) {
-      for (int64_t x = 0; x < at.width; ++x) {
-        const T g = plane[x] < T(1) ? grad.at(b, 0, y, x) * at.along[i * at.width + x] : T(0);
-        sum += g;
-        moment += g * (static_cast<T>(x) - centre);
-      }
-    }
-    rows[(b * at.count * at.height + n) * 2] = sum;
-    rows[(b * at.count * at.height + n) * 2 + 1] = moment / (at.sigma * at.sigma);
-  }
-};
-
-// Second half.
-template <class T, int C>
-struct SplatAdjoint {
-  SplatPoints<T> at;
-  const T* rows;
   T *to_points, *to_weights;  // [B, P, 2], [B, P], or null
 
-  TEXVLM_HD void operator()(int64_t b, int64_t p, int64_t, int64_t) const {
-    const int64_t i = b * at.count + p;
+  template <int N>
+  TEXVLM_HD void add(int64_t i, int64_t y, int64_t x, int n, Part<N>& to) const {
+    const T down = at.down[i * at.height + y], dy = static_cast<T>(y) - at.y(i), centre = at.x(i);
+    if (!(down > kNegligible<T>)) return;
+    const int64_t b = i / at.count;
+    const T *plane = out + (b * at.height + y) * at.width + x, *along = at.along + i * at.width + x;
+    for (int j = 0; j < n; ++j) {
+      const T g = plane[j] < T(1) ? grad.at(b, 0, y, x + j) * (down * along[j]) : T(0);
+      to.of[0][j] += g;
+      to.of[1][j] += g * (static_cast<T>(x + j) - centre);
+      to.of[2][j] += g * dy;
+    }
+  }
+  TEXVLM_HD void finish(int64_t i, const Part<1>& total) const {
     const bool counts = finite(at.points[2 * i]) && finite(at.points[2 * i + 1]) && finite(at.weights[i]);
-    T weight = 0, du = 0, dv = 0;
-    for (int64_t y = 0; y < at.height && counts; ++y) {
-      const T down = at.down[i * at.height + y], sum = rows[(i * at.height + y) * 2], moment = rows[(i * at.height + y) * 2 + 1];
-      weight += down * sum;
-      du += down * moment;
-      dv += down * sum * (static_cast<T>(y) - at.y(i)) / (at.sigma * at.sigma);
-    }
-    if (to_weights) to_weights[i] = at.weights[i] >= T(0) ? weight : T(0);
-    if (to_points) {
-      to_points[2 * i] = at.weight(i) * static_cast<T>(at.width) * du;
-      to_points[2 * i + 1] = at.weight(i) * static_cast<T>(at.height) * dv;
-    }
+    if (to_weights) to_weights[i] = counts && at.weights[i] >= T(0) ? total.of[0][0] : T(0);
+    if (!to_points) return;
+    const T by = at.weight(i) / (at.sigma * at.sigma);
+    to_points[2 * i] = counts ? by * static_cast<T>(at.width) * total.of[1][0] : T(0);
+    to_points[2 * i + 1] = counts ? by * static_cast<T>(at.height) * total.of[2][0] : T(0);
   }
 };
 

@@ -46,6 +46,12 @@ TEXVLM_HD void luma_run(const ImageView<const S>& image, int64_t b, int64_t y, i
   }
 }
 
+// The channel motion: how much the luma of a place has changed.
+template <class A>
+TEXVLM_HD A motion_of(A now, A before) {
+  return std::abs(now - before);
+}
+
 template <class S>
 struct LumaPlane {
   template <class T, int C>

@@ -140,13 +140,12 @@ struct PatchGrid {
     return joined(axis_taps(f, f.u, p.u, levels.width, level, j), axis_taps(f, f.v, p.v, levels.height, level, i), levels, level);
   }
   TEXVLM_HD LodTaps<A> settled_taps(const PatchFrame<A>& f, const PatchPoint<A>& p, int i, int j, const Levels& levels) const {
-    const Bilinear<A> near = settled(taps(f, p, i, j, levels, f.level.l0), levels, f.level.l0);
-    if (f.level.t == A(0)) return {f.level, near, near};
-    return {f.level, near, settled(taps(f, p, i, j, levels, f.level.l1), levels, f.level.l1)};
+    return taps_of_levels(f.level, [&](int l) { return settled(taps(f, p, i, j, levels, l), levels, l); });
   }
 
   // Settled taps of columns j0 .. j0 + n - 1 of a patch without axes.
-  TEXVLM_HD void column_taps(const PatchFrame<A>& f, int j0, int n, const Levels& levels, int level, PatchColumns<A>& x) const {
+  TEXVLM_HD void run_of_columns(const PatchFrame<A>& f, int j0, int n, const Levels& levels, int level,
+                                PatchColumns<A>& x) const {
     const int width = static_cast<int>(levels.width[level]);
     AxisLerp<A> taps;
     x.outside = false;
@@ -292,7 +291,7 @@ struct ExtractPatches {
     Crossing all[2];
     for (int k = 0; k < used; ++k) {
       const int level = k ? f.level.l1 : f.level.l0;
-      grid.column_taps(f, j0, n, texture.levels, level, all[k].columns);
+      grid.run_of_columns(f, j0, n, texture.levels, level, all[k].columns);
       all[k].unit_rows = grid.unit_axis(f, f.v, texture.levels.height, level, 0, grid.size, all[k].first_row);
       if (all[k].unit_rows) all[k].first_row = settled(all[k].first_row);
     }

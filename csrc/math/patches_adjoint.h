@@ -231,7 +231,7 @@ struct ExtractPatchesAdjoint {
   TEXVLM_HD void texel_strip(int64_t b, int64_t n, const PatchFrame<A>& f, int level, A share, const Band& band, int j0,
                              int count) const {
     PatchColumns<A> x;
-    grid.column_taps(f, j0, count, texture.levels, level, x);
+    grid.run_of_columns(f, j0, count, texture.levels, level, x);
     for (int64_t c0 = 0; c0 < channels(); c0 += C ? C : kPatchTile) {
       const int tile = C ? C : static_cast<int>(minimum<int64_t>(kPatchTile, channels() - c0));
       for (int i = 0; i < grid.size; ++i) {

@@ -48,7 +48,7 @@ struct Atrous {
   }
 };
 
-// Adjoint of one axis, item n: line n of each plane; what a line receives stays in it. `out` is added to.
+// Adjoint of one axis, in gather form: what is passed on by the places that read (y, x). `out` is added to.
 template <class T, int C>
 struct AtrousAdjoint {
   const T* grad;
@@ -56,13 +56,16 @@ struct AtrousAdjoint {
   int64_t h, w, gap;
   bool vertical;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t n, int64_t, int64_t) const {
-    const int64_t count = vertical ? h : w, step = vertical ? w : 1, from = b * h * w + (vertical ? n : n * w);
-    for (int64_t i = 0; i < count; ++i)
-      for (int k = 0; k < 5; ++k) {
-        const int64_t j = clamp<int64_t>(i + (k - 2) * gap, 0, count - 1);
-        out[from + j * step] += static_cast<T>(binomial_tap(k)) * grad[from + i * step];
-      }
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
+    const int64_t last = (vertical ? h : w) - 1, step = vertical ? w : 1, at = vertical ? y : x;
+    const int64_t place = (b * h + y) * w + x, line = place - at * step;
+    T sum = 0;
+    for (int k = 0; k < 5; ++k) {
+      const int64_t reader = at - (k - 2) * gap;  // at an end, also all that would read beyond it
+      const int64_t from = at == 0 ? 0 : maximum<int64_t>(0, reader), to = at == last ? last : minimum(last, reader);
+      for (int64_t i = from; i <= to; ++i) sum += static_cast<T>(binomial_tap(k)) * grad[line + i * step];
+    }
+    out[place] += sum;
   }
 };
 

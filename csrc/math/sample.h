@@ -31,15 +31,20 @@ TEXVLM_HD void copy_nearest(const TextureView<const T>& texture, const Reducers&
     if (all || reducers.of(c) == Reducer::mode) to[c] = texel < 0 ? static_cast<T>(0.0f) : texture.data[at + c];
 }
 
-// The four texels around a place in each of its two levels, weighted exactly; settled. The second level's where it counts.
+// The taps of both levels, of which the second may not count.
+template <class A, class F>
+TEXVLM_HD LodTaps<A> taps_of_levels(const LevelLerp<A>& level, const F& of) {
+  const Bilinear<A> near = of(level.l0);
+  return {level, near, level.t == A(0) ? near : of(level.l1)};
+}
+
+// The four texels around a place in each of its two levels, weighted exactly; settled.
 template <class A>
 TEXVLM_HD LodTaps<A> settled_taps(A u, A v, const LevelLerp<A>& level, const Levels& levels, Address address) {
-  const auto taps = [&](int l) {
+  return taps_of_levels(level, [&](int l) {
     return joined(settled(axis_lerp(u, static_cast<int>(levels.width[l]), address)),
                   settled(axis_lerp(v, static_cast<int>(levels.height[l]), address)), levels, l);
-  };
-  const Bilinear<A> near = taps(level.l0);
-  return {level, near, level.t == A(0) ? near : taps(level.l1)};
+  });
 }
 
 struct ExactTaps {

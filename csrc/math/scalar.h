@@ -127,6 +127,14 @@ struct AccOf<double> {
 template <class T>
 using Acc = typename AccOf<T>::type;
 
+// What rows of numbers are stored in: the type of the arithmetic, or a half type, which is widened. Known at run time, where
+// loops are compiled for two types, not four.
+enum class Storage { own, half, bfloat16 };
+template <class T>
+constexpr Storage kStorage = std::is_same_v<T, Half>       ? Storage::half
+                             : std::is_same_v<T, BFloat16> ? Storage::bfloat16
+                                                           : Storage::own;
+
 template <class T>
 TEXVLM_HD T minimum(T a, T b) {
   return b < a ? b : a;

@@ -22,13 +22,7 @@ class Scratch {
   std::vector<A> memory_;
 };
 
-// Rows as they are stored: in the dtype of the arithmetic, or in a half type, which is widened. Known at run time, so that the
-// loops are compiled for two types, not four.
-enum class Storage { own, half, bfloat16 };
-template <class T>
-constexpr Storage kStorage = std::is_same_v<T, Half>       ? Storage::half
-                             : std::is_same_v<T, BFloat16> ? Storage::bfloat16
-                                                           : Storage::own;
+// Rows as they are stored.
 template <class A>
 struct StoredRows {
   const void* data;

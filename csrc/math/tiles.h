@@ -77,15 +77,15 @@ struct Limits<uint8_t> {
 // The sum of a block's eight sums of columns, the same on any device: the first and second, third and fourth ... together. Beyond
 // the border they are 0.
 template <class N>
-TEXVLM_HD N block_sum(const N* p, int64_t step) {
+TEXVLM_HD N sum_of_eight(const N* p, int64_t step) {
   return static_cast<N>(((p[0] + p[step]) + (p[2 * step] + p[3 * step])) +
                         ((p[4 * step] + p[5 * step]) + (p[6 * step] + p[7 * step])));
 }
 template <class N>
-TEXVLM_HD N block_sum(const N* p, int64_t step, int64_t count) {
+TEXVLM_HD N sum_of_eight(const N* p, int64_t step, int64_t count) {
   N columns[kMeanBlock];
   for (int64_t i = 0; i < kMeanBlock; ++i) columns[i] = i < count ? p[i * step] : N(0);
-  return block_sum(columns, 1);
+  return sum_of_eight(columns, 1);
 }
 
 // Frames [B, C, H, W] of any strides, in tiles.
@@ -139,7 +139,7 @@ struct MeanDifference {
   // Sums of eight from each value on: more than are needed, by loops that vectorise.
   TEXVLM_HD static bool prepare(const Limits<T>&, const Noted* TEXVLM_RESTRICT noted, Noted* TEXVLM_RESTRICT sums, int64_t count,
                                 int64_t colours) {
-    for (int64_t j = 0; j < count - (kMeanBlock - 1) * colours; ++j) sums[j] = block_sum(noted + j, colours);
+    for (int64_t j = 0; j < count - (kMeanBlock - 1) * colours; ++j) sums[j] = sum_of_eight(noted + j, colours);
     return true;
   }
   TEXVLM_HD static bool exceeds(const Limits<T>& limits, const Noted* noted, const Noted* sums, int64_t width, int64_t colours,
@@ -149,7 +149,7 @@ struct MeanDifference {
       const int64_t wide = minimum(kMeanBlock, width - x);
       const auto limit = limits.of(wide * rows);
       for (int64_t j = x * colours; j < (x + 1) * colours; ++j) {
-        const Noted sum = wide == kMeanBlock ? sums[j] : block_sum(noted + j, colours, wide);
+        const Noted sum = wide == kMeanBlock ? sums[j] : sum_of_eight(noted + j, colours, wide);
         any |= !(Difference<T>::size(sum) <= limit);  // what is no number is no small difference either
       }
     }

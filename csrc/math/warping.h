@@ -74,7 +74,7 @@ struct FlowField {
   TEXVLM_HD bool occluded(int64_t b, int64_t y, int64_t x) const {
     if (!occlusion.data) return false;
     if (h == height && w == width) return occlusion.at(b, 0, y, x);
-    return occlusion.at(b, 0, (2 * y + 1) * h / (2 * height), (2 * x + 1) * w / (2 * width));
+    return occlusion.at(b, 0, nearest_centre(y, height, h), nearest_centre(x, width, w));
   }
 };
 
@@ -263,33 +263,29 @@ struct WarpFlowAdjoint {
 // Second half: from the pixels to the flow's own grid, out [B, 2, h, w].
 template <class T, int C>
 struct FlowFieldAdjoint {
+  using Sum = T;
   EnlargeAdjoint<T> from;
   T scale_x, scale_y;
   T* out;
 
-  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const {
-    T sum[2] = {T(0), T(0)};
-    if (from.fine_h == from.h && from.fine_w == from.w) {
-      const T* const at = from.grad + ((b * from.h + y) * from.w + x) * 2;
-      sum[0] = at[0], sum[1] = at[1];
-    } else {
-      from.at(b, y, x, sum);
-    }
-    out[((b * 2 + 0) * from.h + y) * from.w + x] = sum[0] * scale_x;
-    out[((b * 2 + 1) * from.h + y) * from.w + x] = sum[1] * scale_y;
+  TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const { gather_texel(*this, b, y, x); }
+  TEXVLM_HD int64_t plane(int64_t b, int64_t, int64_t) const { return b; }
+  TEXVLM_HD void store(int64_t b, int64_t y, int64_t x, const T* sums) const {
+    out[((b * 2 + 0) * from.h + y) * from.w + x] = sums[0] * scale_x;
+    out[((b * 2 + 1) * from.h + y) * from.w + x] = sums[1] * scale_y;
   }
 };
 
-// |a - b| of two planes [B, H, W].
+// Motion from one plane of luma [B, H, W] to another.
 template <class T, int C>
-struct AbsoluteDifference {
+struct MotionBetween {
   const Acc<T>*a, *b;
   T* out;
   int64_t height, width;
 
   TEXVLM_HD void operator()(int64_t n, int64_t y, int64_t x, int64_t, int64_t) const {
     const int64_t at = (n * height + y) * width + x;
-    out[at] = static_cast<T>(std::abs(a[at] - b[at]));
+    out[at] = static_cast<T>(motion_of(a[at], b[at]));
   }
 };
 

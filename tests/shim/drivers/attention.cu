@@ -311,9 +311,9 @@ void pack_adjoint(const Question& ask, const Plain& plain, Random& random) {
   const std::vector<T> of_k = stored<T>(plain.k), of_v = stored<T>(plain.v);
   std::vector<A> to_k(k.size()), to_v(v.size()), to_log(log.size());
   cuda::attention_pack_adjoint(
-      AttentionPackAdjoint<T>{c, shape.batch, shape.kv_heads, dim, in[0].data(), in[1].data(), in[2].data(), of_k.data(),
-                              of_v.data(), plain.log_weight.empty() ? nullptr : in[3].data(), in[4].data(), in[5].data(),
-                              in[6].data(), to_k.data(), to_v.data(), to_log.data()},
+      AttentionPackAdjoint<A>{c, shape.batch, shape.kv_heads, dim, kStorage<T>, in[0].data(), in[1].data(), in[2].data(),
+                              of_k.data(), of_v.data(), plain.log_weight.empty() ? nullptr : in[3].data(), in[4].data(),
+                              in[5].data(), in[6].data(), to_k.data(), to_v.data(), to_log.data()},
       nullptr);
   EXPECT(near(widened(to_k), k, ask.tolerance));
   EXPECT(near(widened(to_v), v, ask.tolerance));
@@ -321,7 +321,8 @@ void pack_adjoint(const Question& ask, const Plain& plain, Random& random) {
 }
 
 template <class T>
-void adjoint(const Question& ask, Plain& plain, Random& random, const AttentionShape& shape, const Attend<T>& f, bool fixed) {
+void adjoint(const Question& ask, Plain& plain, Random& random, const AttentionShape& shape, const Attend<Acc<T>>& f,
+             bool fixed) {
   using A = Acc<T>;
   const int64_t total = shape.cells.total(), n = shape.cells.places(), all = shape.entries(), dim = shape.dim;
   const int64_t heads = shape.batch * shape.kv_heads;
@@ -333,9 +334,10 @@ void adjoint(const Question& ask, Plain& plain, Random& random, const AttentionS
   const Plain::Gradients g = plain.adjoint(widened(of_grad), grad_lse);
   std::vector<A> q(plain.q.size()), k(heads * n * dim), v(k.size()), keys(heads * total * dim), values(keys.size());
   std::vector<A> log_count(heads * total), log_weight(heads * n), prefix_k(heads * shape.prefix * dim), prefix_v(prefix_k.size());
-  std::vector<char> workspace(cuda::attend_adjoint_workspace<T>(shape), 'x');
+  std::vector<char> workspace(cuda::attend_adjoint_workspace<A>(shape), 'x');
   std::vector<unsigned long long> words(fixed ? cuda::attend_fixed_words(shape) : 0, 0);
-  cuda::attend_adjoint(AttendAdjoint<T>{shape,
+  cuda::attend_adjoint(AttendAdjoint<A>{shape,
+                                        kStorage<T>,
                                         of_grad.data(),
                                         of_lse.data(),
                                         f.q,
@@ -431,9 +433,10 @@ void check(const Question& ask, bool given = false) {
   const A* const log_weight = weight.empty() ? nullptr : weight.data();
   std::vector<A> keys(heads * total * dim), values(keys.size()), low(keys.size()), high(keys.size());
   std::vector<A> log_count(shape.batch * total), spread(heads * total * 2);
-  cuda::attention_pack(AttentionPack<T>{shape.cells, shape.batch, shape.kv_heads, dim, k.data(), v.data(), log_weight,
-                                        keys.data(), values.data(), log_count.data(), spread.data(), low.data(), high.data()},
-                       nullptr);
+  cuda::attention_pack(
+      AttentionPack<A>{shape.cells, shape.batch, shape.kv_heads, dim, kStorage<T>, k.data(), v.data(), log_weight, keys.data(),
+                       values.data(), log_count.data(), spread.data(), low.data(), high.data()},
+      nullptr);
   EXPECT(near(widened(keys), plain.keys, ask.tolerance));
   EXPECT(near(widened(values), plain.values, ask.tolerance));
   EXPECT(near(widened(log_count), plain.log_count, ask.tolerance));
@@ -447,12 +450,13 @@ void check(const Question& ask, bool given = false) {
   std::vector<T> out(rows * dim);
   std::vector<A> lse(rows), mass(shape.batch * shape.heads * n);
   std::vector<int32_t> chosen(choice.size());
-  std::vector<char> workspace(cuda::attend_workspace<T>(shape), 'x');
+  std::vector<char> workspace(cuda::attend_workspace<A>(shape), 'x');
   std::vector<unsigned long long> masses(shape.batch * shape.heads * (total + n), 0);
-  const Attend<T> f{shape,           ask.importance,  q.data(),      k.data(),      v.data(),
-                    prefix_k.data(), prefix_v.data(), keys.data(),   values.data(), log_count.data(),
-                    spread.data(),   low.data(),      high.data(),   log_weight,    given ? choice.data() : nullptr,
-                    out.data(),      lse.data(),      chosen.data(), mass.data()};
+  const Attend<A> f{shape,       ask.importance, kStorage<T>,      q.data(),
+                    k.data(),    v.data(),       prefix_k.data(),  prefix_v.data(),
+                    keys.data(), values.data(),  log_count.data(), spread.data(),
+                    low.data(),  high.data(),    log_weight,       given ? choice.data() : nullptr,
+                    out.data(),  lse.data(),     chosen.data(),    mass.data()};
   cuda::attend(f, masses.data(), workspace.data(), nullptr);
   EXPECT(chosen == choice);
   EXPECT(near(widened(out), plain.out, sizeof(T) == 2 ? 1e-2 : ask.tolerance));

@@ -112,7 +112,9 @@ int main() {
   for (const bool packed : {false, true}) {
     for (const bool by_means : {false, true}) {
       compare<uint8_t>({2, 3, 40, 70, 16, packed, by_means, 2});
+#if !defined(__SANITIZE_THREAD__)                               // under which races are the same in both types
       compare<float>({1, 3, 45, 91, 20, packed, by_means, 3});  // partial blocks, and tiles
+#endif
     }
   }
   compare<double>({1, 1, 19, 40, 9, false, true, 0});
