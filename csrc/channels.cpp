@@ -221,7 +221,7 @@ Tensor given_gradient(const Tensor& level0, const Tensor& given, at::IntArrayRef
   }
   const auto run = [&](auto tag) {
     using A = typename decltype(tag)::type;
-    const EnlargeAdjoint<A> from{pointer<const A>(level0), 1, level0.size(2), level0.size(3), given.size(2), given.size(3)};
+    const EnlargeAdjoint<A> from{pointer<const A>(level0), level0.size(2), level0.size(3), given.size(2), given.size(3)};
     for_each_gathered<GivenAdjoint>(given.device(), given.size(0) * count, from, level0.size(1), count, pointer<const A>(given),
                                     pointer<A>(out), place);
   };

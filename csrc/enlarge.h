@@ -8,8 +8,8 @@ namespace texvlm {
 
 // A functor F<T, C>, built from `from` and `args`, for the texels of `items`. On CUDA by a thread each, or by a block where each
 // is read by many pixels.
-template <template <class, int> class F, class T, class... A>
-void for_each_gathered(c10::Device device, int64_t items, const EnlargeAdjoint<T>& from, const A&... args) {
+template <template <class, int> class F, class T, int K, class... A>
+void for_each_gathered(c10::Device device, int64_t items, const EnlargeAdjoint<T, K>& from, const A&... args) {
   constexpr int64_t kFew = 512;
   const GatheredTexels<F<T, 0>> texels{{from, args...}};
   if (on_cuda(device) && items > 0 && texels.places() > kFew) {

@@ -86,28 +86,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& g
     check_dtype(op, "grad", grad, fixation.scalar_type(), " (as fixation)");
     check_same_device(op, "grad", grad, fixation);
   }
-  const auto like = [&](bool wanted, const Tensor& of) {
-    return wanted ? new_tensor(of.sizes(), of.scalar_type(), of.device()) : Tensor();
+  const auto room = [&](bool wanted, at::IntArrayRef sizes) {
+    return wanted ? new_tensor(sizes, fixation.scalar_type(), fixation.device()) : Tensor();
   };
-  const Tensor to_fixation = like(mask[0], fixation), to_offsets = like(mask[1], offsets), to_m0 = like(mask[2], m0),
-               to_e0 = like(mask[3], e0), uv = grad_uv.contiguous(), lod = grad_lod.contiguous();
+  const Tensor to_fixation = room(mask[0], fixation.sizes()), to_offsets = room(mask[1], offsets.sizes()),
+               to_m0 = room(mask[2], m0.sizes()), to_e0 = room(mask[3], e0.sizes());
+  const Tensor law = room(mask[2] || mask[3], {f.batch, f.fixations, 2}), each = room(mask[1], grad_uv.sizes());
+  const Tensor uv = grad_uv.contiguous(), lod = grad_lod.contiguous();
   f.dispatch([&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr host::Isa best = host::kBest<T>;
-    constexpr int64_t cost = 32;
     const c10::Device device = fixation.device();
     const int64_t fixations = f.batch * f.fixations;
     const auto maybe = [](const Tensor& t) { return t.defined() ? pointer<T>(t) : nullptr; };
     const FoveaAdjoint<T> of{f.view<T>(), pointer<const T>(uv), pointer<const T>(lod)};
-    if (mask[0] || mask[2] || mask[3]) {
-      const bool lawful = mask[2] || mask[3];
-      const Tensor law = lawful ? new_tensor({fixations, 2}, fixation.scalar_type(), device) : Tensor();
-      for_each_row_reduced<best>(device, fixations, f.count, cost, FoveaFixationAdjoint<T>{of, maybe(to_fixation), maybe(law)});
-      if (lawful)
-        for_each_row_reduced<best>(device, 1, fixations, 1,
-                                   FoveaLawAdjoint<T>{pointer<const T>(law), maybe(to_m0), maybe(to_e0)});
-    }
-    if (mask[1]) for_each_row_reduced<best>(device, f.count, fixations, cost, FoveaOffsetAdjoint<T>{of, pointer<T>(to_offsets)});
+    for_each_row_reduced<best>(device, fixations, f.count, 32,
+                               FoveaFixationAdjoint<T>{of, maybe(to_fixation), maybe(law), maybe(each)});
+    if (law.defined())
+      for_each_row_reduced<best>(device, 1, fixations, 1, FoveaPairs<T>{maybe(law), 1, maybe(to_m0), maybe(to_e0)});
+    if (each.defined())
+      for_each_row_reduced<best>(device, f.count, fixations, 1,
+                                 FoveaPairs<T>{maybe(each), f.count, maybe(to_offsets), maybe(to_offsets) + 1});
   });
   return {to_fixation, to_offsets, to_m0, to_e0};
 }

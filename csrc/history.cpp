@@ -130,9 +130,9 @@ Tensor enlarge_backward(const Tensor& grad, Size height, Size width) {
   Tensor out = new_tensor({grad.size(0), height, width}, from.scalar_type(), grad.device());
   dispatch_plane(from, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_each_gathered<EnlargePlaneAdjoint>(
-        grad.device(), grad.size(0), EnlargeAdjoint<T>{pointer<const T>(from), 1, grad.size(1), grad.size(2), height, width},
-        pointer<T>(out));
+    for_each_gathered<EnlargePlaneAdjoint>(grad.device(), grad.size(0),
+                                           EnlargeAdjoint<T>{pointer<const T>(from), grad.size(1), grad.size(2), height, width},
+                                           pointer<T>(out));
   });
   return out.to(grad.scalar_type());
 }

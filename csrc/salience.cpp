@@ -140,8 +140,8 @@ std::tuple<Tensor, Tensor> salience_map_backward(const Tensor& grad, const Pictu
     using T = typename decltype(tag)::type;
     using Stats = const MapStats<T>;
     const Tensor to_length = new_tensor({batch, s.h, s.w}, dtype, device);
-    for_each_gathered<EnlargePlaneAdjoint>(
-        device, batch, EnlargeAdjoint<T>{pointer<const T>(incoming), 1, height, width, s.h, s.w}, pointer<T>(to_length));
+    for_each_gathered<EnlargePlaneAdjoint>(device, batch, EnlargeAdjoint<T>{pointer<const T>(incoming), height, width, s.h, s.w},
+                                           pointer<T>(to_length));
     const Tensor top = map_stats<T>(s.map, to_length);
     for_each_pixel<OverMaximumAdjoint, T>(device, s.places(), Work{}, pointer<T>(to_length), pointer<Stats>(s.stats),
                                           pointer<Stats>(top), s.h, s.w);

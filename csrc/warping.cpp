@@ -104,7 +104,7 @@ std::tuple<Tensor, Tensor> moved_backward(const Tensor& grad, const Tensor& plan
                                          field, incoming, pointer<A>(pixels), channels);
       const int64_t h = flow.size(2), w = flow.size(3);
       to_flow = new_tensor(flow.sizes(), acc, device);
-      for_each_gathered<FlowFieldAdjoint>(device, batch, EnlargeAdjoint<A>{pointer<const A>(pixels), 2, height, width, h, w},
+      for_each_gathered<FlowFieldAdjoint>(device, batch, EnlargeAdjoint<A, 2>{pointer<const A>(pixels), height, width, h, w},
                                           field.scale(0), field.scale(1), pointer<A>(to_flow));
     }
   });

@@ -190,22 +190,19 @@ def test_independent_of_thread_count(case: Case, generator: torch.Generator, mon
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
 def test_functorch_raises_or_is_right(case: Case, generator: torch.Generator) -> None:
     args = case.make(torch.float64, generator)
-    i = case.grads[0]
+    of = leaf(args, case.grads[0])
 
     def f(x):
-        return (
-            outputs_with_grad(run(case, (*args[:i], x, *args[i + 1 :])))[0]
-            if x.requires_grad
-            else run(case, (*args[:i], x, *args[i + 1 :]))[0]
-        )
+        out = run(case, filled(args, case.grads[:1], (x,)))
+        return (outputs_with_grad(out) if x.requires_grad else out)[0]
 
     with pytest.raises(RuntimeError):
-        torch.func.grad(lambda x: f(x).sum())(args[i])
+        torch.func.grad(lambda x: f(x).sum())(of)
     with pytest.raises(RuntimeError):
-        torch.func.jvp(f, (args[i],), (torch.ones_like(args[i]),))
+        torch.func.jvp(f, (of,), (torch.ones_like(of),))
     with forward_ad.dual_level(), pytest.raises(RuntimeError):
-        f(forward_ad.make_dual(args[i], torch.ones_like(args[i])))
-    stacked = torch.stack([args[i], args[i]])
+        f(forward_ad.make_dual(of, torch.ones_like(of)))
+    stacked = torch.stack([of, of])
     try:
         mapped = torch.func.vmap(f)(stacked)
     except RuntimeError:

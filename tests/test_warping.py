@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import texvlm
+from texvlm import reference
 
 
 def test_zero_flow_changes_nothing() -> None:
@@ -23,6 +24,17 @@ def test_whole_pixels_are_copied_and_borders_replicated(shift) -> None:
     flow = torch.tensor(shift, dtype=torch.float32)[None, :, None, None].expand(1, 2, 20, 30)
     y, x = (torch.arange(20) + shift[1]).clamp(0, 19), (torch.arange(30) + shift[0]).clamp(0, 29)
     assert torch.equal(texvlm.warp(planes, flow), planes[:, :, y[:, None], x])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (20, 30)])
+def test_a_flow_of_few_places_has_the_gradients_of_all_pixels(size) -> None:
+    """Hundreds of pixels read a place of it."""
+    planes = torch.rand(2, 3, 40, 61, dtype=torch.float64)
+    flow = (torch.rand(2, 2, *size, dtype=torch.float64) * 0.2).requires_grad_()
+    out, wanted = texvlm.warp(planes, flow), reference.warp(planes, flow)
+    weights = torch.rand_like(out)
+    (found,), (right,) = torch.autograd.grad(out, flow, weights), torch.autograd.grad(wanted, flow, weights)
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
 
 
 def test_half_a_pixel_is_the_mean() -> None:

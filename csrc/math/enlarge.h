@@ -112,16 +112,16 @@ struct EnlargePlane {
   }
 };
 
-constexpr int kEnlargedChannels = 2;  // channels, at most
-
-// Adjoint of enlarging, in gather form: the gradients [B, fine_h, fine_w, channels] of the pixels that read texel (y, x), summed.
+// Adjoint of enlarging, in gather form: the gradients [B, fine_h, fine_w, K] of the pixels that read texel (y, x), summed.
 //
 // A functor of texels [items, h, w] has one as `from`; plane(item, y, x), the picture of it that they sum, or -1; and store(item,
 // y, x, sums), which is given a sum for each channel.
-template <class A>
+template <class A, int K = 1>
 struct EnlargeAdjoint {
+  using Sum = A;
+  static constexpr int kChannels = K;
   const A* grad;
-  int64_t channels, fine_h, fine_w, h, w;
+  int64_t fine_h, fine_w, h, w;
 
   TEXVLM_HD static int64_t first(int64_t i, int64_t fine, int64_t coarse) {  // no pixel before it reads texel i
     return i == 0 ? 0 : maximum<int64_t>(0, (2 * i - 1) * fine / (2 * coarse) - 1);
@@ -137,25 +137,25 @@ struct EnlargeAdjoint {
   // Vertically first. Weights of 0, which count for nothing, are at the ends only.
   TEXVLM_HD void at(int64_t b, int64_t y, int64_t x, A* out) const {
     if (fine_h == h && fine_w == w) {
-      for (int64_t c = 0; c < channels; ++c) out[c] += grad[((b * h + y) * w + x) * channels + c];
+      for (int c = 0; c < K; ++c) out[c] += grad[((b * h + y) * w + x) * K + c];
       return;
     }
     constexpr int kColumns = 32;
     const int64_t end = last(x, fine_w, w) + 1;
     for (int64_t x0 = first(x, fine_w, w); x0 < end; x0 += kColumns) {
       int low = 0, high = static_cast<int>(minimum<int64_t>(kColumns, end - x0));
-      A wx[kColumns], sums[kColumns * kEnlargedChannels] = {};
+      A wx[kColumns], sums[kColumns * K] = {};
       for (int j = 0; j < high; ++j) wx[j] = weight(x0 + j, x, fine_w, w);
       while (high > low && wx[high - 1] == A(0)) --high;
       while (low < high && wx[low] == A(0)) ++low;
-      const int values = (high - low) * static_cast<int>(channels);
+      const int values = (high - low) * K;
       for (int64_t i = first(y, fine_h, h); i <= last(y, fine_h, h); ++i) {
         const A wy = weight(i, y, fine_h, h);
         if (wy == A(0)) continue;
-        const A* TEXVLM_RESTRICT g = grad + ((b * fine_h + i) * fine_w + x0 + low) * channels;
+        const A* TEXVLM_RESTRICT g = grad + ((b * fine_h + i) * fine_w + x0 + low) * K;
         for (int k = 0; k < values; ++k) sums[k] += wy * g[k];
       }
-      for (int k = 0; k < values; ++k) out[k % channels] += wx[low + k / channels] * sums[k];
+      for (int k = 0; k < values; ++k) out[k % K] += wx[low + k / K] * sums[k];
     }
   }
 };
@@ -163,7 +163,7 @@ struct EnlargeAdjoint {
 // What the functor wants for one texel.
 template <class F>
 TEXVLM_HD void gather_texel(const F& f, int64_t item, int64_t y, int64_t x) {
-  typename F::Sum sums[kEnlargedChannels] = {};
+  typename F::From::Sum sums[F::From::kChannels] = {};
   if (const int64_t b = f.plane(item, y, x); b >= 0) f.from.at(b, y, x, sums);
   f.store(item, y, x, sums);
 }
@@ -172,27 +172,27 @@ TEXVLM_HD void gather_texel(const F& f, int64_t item, int64_t y, int64_t x) {
 // on that reads it.
 template <class F>
 struct GatheredTexels {
-  using A = typename F::Sum;
+  using A = typename F::From::Sum;
+  static constexpr int K = F::From::kChannels;
   template <int N>
-  using Part = Sums<A, kEnlargedChannels, N>;
+  using Part = Sums<A, K, N>;
   F f;
 
   TEXVLM_HD int64_t places() const { return f.from.most(f.from.fine_h, f.from.h) * f.from.most(f.from.fine_w, f.from.w); }
   template <int N>
   TEXVLM_HD void add(int64_t n, int64_t place, int count, Part<N>& to) const {
-    const EnlargeAdjoint<A>& e = f.from;
+    const auto& e = f.from;
     const int64_t y = n / e.w % e.h, x = n % e.w, wide = e.most(e.fine_w, e.w), b = f.plane(n / e.w / e.h, y, x);
     for (int j = 0; j < count && b >= 0; ++j) {
       const int64_t i = e.first(y, e.fine_h, e.h) + (place + j) / wide, k = e.first(x, e.fine_w, e.w) + (place + j) % wide;
       if (i >= e.fine_h || k >= e.fine_w) continue;
       const A weight = e.weight(i, y, e.fine_h, e.h) * e.weight(k, x, e.fine_w, e.w);
-      for (int64_t c = 0; c < e.channels && weight != A(0); ++c)
-        to.of[c][j] += weight * e.grad[((b * e.fine_h + i) * e.fine_w + k) * e.channels + c];
+      for (int c = 0; c < K && weight != A(0); ++c) to.of[c][j] += weight * e.grad[((b * e.fine_h + i) * e.fine_w + k) * K + c];
     }
   }
   TEXVLM_HD void finish(int64_t n, const Part<1>& total) const {
-    A sums[kEnlargedChannels];
-    for (int c = 0; c < kEnlargedChannels; ++c) sums[c] = total.of[c][0];
+    A sums[K];
+    for (int c = 0; c < K; ++c) sums[c] = total.of[c][0];
     f.store(n / f.from.w / f.from.h, n / f.from.w % f.from.h, n % f.from.w, sums);
   }
 };
@@ -200,8 +200,8 @@ struct GatheredTexels {
 // Adjoint of enlarging a plane.
 template <class T, int C>
 struct EnlargePlaneAdjoint {
-  using Sum = T;
-  EnlargeAdjoint<T> from;
+  using From = EnlargeAdjoint<T>;
+  From from;
   T* out;
 
   TEXVLM_HD void operator()(int64_t b, int64_t y, int64_t x, int64_t, int64_t) const { gather_texel(*this, b, y, x); }

@@ -104,59 +104,43 @@ struct FoveaFixationAdjoint {
   template <int N>
   using Part = Sums<T, 4, N>;
   FoveaAdjoint<T> of;
-  T* to;   // [B, F, 2]
-  T* law;  // [B, F, 2]: what its tokens tell of m0 and e0; or null
+  T* to;       // [B, F, 2], or null
+  T* law;      // [B, F, 2], or null: what its tokens tell of m0 and e0
+  T* offsets;  // [B, F, N, 2], or null: what each token tells of its offset
 
   template <int N>
   TEXVLM_HD void add(int64_t i, int64_t k, int n, Part<N>& sum) const {
     for (int j = 0; j < n; ++j) {
       const FoveaTerms<T> t = of.terms(i, k + j);
-      sum.of[0][j] += t.fixation[0];
-      sum.of[1][j] += t.fixation[1];
-      sum.of[2][j] += t.m0;
-      sum.of[3][j] += t.e0;
+      const T told[] = {t.fixation[0], t.fixation[1], t.m0, t.e0};
+      for (int s = 0; s < 4; ++s) sum.of[s][j] += told[s];
+      for (int d = 0; d < 2 && offsets; ++d) offsets[2 * (i * of.view.count + k + j) + d] = t.offset[d];
     }
   }
   TEXVLM_HD void finish(int64_t i, const Part<1>& total) const {
-    if (to) to[2 * i] = total.of[0][0], to[2 * i + 1] = total.of[1][0];
-    if (law) law[2 * i] = total.of[2][0], law[2 * i + 1] = total.of[3][0];
+    for (int d = 0; d < 2 && to; ++d) to[2 * i + d] = total.of[d][0];
+    for (int d = 0; d < 2 && law; ++d) law[2 * i + d] = total.of[2 + d][0];
   }
 };
 
-// One row, of all fixations.
+// Pairs [places, rows, 2] summed over the places: the law's of one row, and those of all offsets.
 template <class T>
-struct FoveaLawAdjoint {
+struct FoveaPairs {
   template <int N>
   using Part = Sums<T, 2, N>;
-  const T* law;
-  T *m0, *e0;
+  const T* pairs;
+  int64_t rows;
+  T *first, *second;  // of row 0, or null; those of the next lie two further
 
   template <int N>
-  TEXVLM_HD void add(int64_t, int64_t i, int n, Part<N>& sum) const {
-    for (int j = 0; j < n; ++j) sum.of[0][j] += law[2 * (i + j)], sum.of[1][j] += law[2 * (i + j) + 1];
+  TEXVLM_HD void add(int64_t row, int64_t place, int n, Part<N>& sum) const {
+    for (int j = 0; j < n; ++j)
+      for (int d = 0; d < 2; ++d) sum.of[d][j] += pairs[2 * ((place + j) * rows + row) + d];
   }
-  TEXVLM_HD void finish(int64_t, const Part<1>& total) const {
-    if (m0) *m0 = total.of[0][0];
-    if (e0) *e0 = total.of[1][0];
+  TEXVLM_HD void finish(int64_t row, const Part<1>& total) const {
+    if (first) first[2 * row] = total.of[0][0];
+    if (second) second[2 * row] = total.of[1][0];
   }
-};
-
-// A row is an offset, a place one of the fixations that it stands around.
-template <class T>
-struct FoveaOffsetAdjoint {
-  template <int N>
-  using Part = Sums<T, 2, N>;
-  FoveaAdjoint<T> of;
-  T* to;  // [N, 2]
-
-  template <int N>
-  TEXVLM_HD void add(int64_t k, int64_t i, int n, Part<N>& sum) const {
-    for (int j = 0; j < n; ++j) {
-      const FoveaTerms<T> t = of.terms(i + j, k);
-      sum.of[0][j] += t.offset[0], sum.of[1][j] += t.offset[1];
-    }
-  }
-  TEXVLM_HD void finish(int64_t k, const Part<1>& total) const { to[2 * k] = total.of[0][0], to[2 * k + 1] = total.of[1][0]; }
 };
 
 }  // namespace texvlm

@@ -54,8 +54,8 @@ struct Places {
 // Adjoint, for one given tensor [B, n, h, w]: out from the gradients of level 0, [B channels, H, W]. Items are its planes.
 template <class T, int C>
 struct GivenAdjoint {
-  using Sum = T;
-  EnlargeAdjoint<T> from;
+  using From = EnlargeAdjoint<T>;
+  From from;
   int64_t channels, count;
   const T* given;
   T* out;

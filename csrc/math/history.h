@@ -100,11 +100,18 @@ struct SplatAdjoint {
     if (!(down > kNegligible<T>)) return;
     const int64_t b = i / at.count;
     const T *plane = out + (b * at.height + y) * at.width + x, *along = at.along + i * at.width + x;
+    const T *from = &grad.at(b, 0, y, x), first = static_cast<T>(x) - centre;
+    T g[N];
+    if (grad.stride_x == 1) {
+      for (int j = 0; j < n; ++j) g[j] = from[j];
+    } else {
+      for (int j = 0; j < n; ++j) g[j] = from[j * grad.stride_x];
+    }
     for (int j = 0; j < n; ++j) {
-      const T g = plane[j] < T(1) ? grad.at(b, 0, y, x + j) * (down * along[j]) : T(0);
-      to.of[0][j] += g;
-      to.of[1][j] += g * (static_cast<T>(x + j) - centre);
-      to.of[2][j] += g * dy;
+      g[j] = plane[j] < T(1) ? g[j] * (down * along[j]) : T(0);
+      to.of[0][j] += g[j];
+      to.of[1][j] += g[j] * (first + static_cast<T>(j));
+      to.of[2][j] += g[j] * dy;
     }
   }
   TEXVLM_HD void finish(int64_t i, const Part<1>& total) const {

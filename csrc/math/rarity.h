@@ -60,12 +60,34 @@ struct AtrousAdjoint {
     const int64_t last = (vertical ? h : w) - 1, step = vertical ? w : 1, at = vertical ? y : x;
     const int64_t place = (b * h + y) * w + x, line = place - at * step;
     T sum = 0;
-    for (int k = 0; k < 5; ++k) {
-      const int64_t reader = at - (k - 2) * gap;  // at an end, also all that would read beyond it
-      const int64_t from = at == 0 ? 0 : maximum<int64_t>(0, reader), to = at == last ? last : minimum(last, reader);
-      for (int64_t i = from; i <= to; ++i) sum += static_cast<T>(binomial_tap(k)) * grad[line + i * step];
-    }
+    for (int k = 0; k < 5; ++k)
+      for (int64_t i = first_reader(at, k); i <= last_reader(at, k, last); ++i)
+        sum += static_cast<T>(binomial_tap(k)) * grad[line + i * step];
     out[place] += sum;
+  }
+  TEXVLM_HD void row(int64_t b, int64_t y, int64_t x0, int64_t x1) const {
+    T* TEXVLM_RESTRICT to = out + (b * h + y) * w;
+    if (!vertical) {  // between the ends a sum of five
+      const T* TEXVLM_RESTRICT from = grad + (b * h + y) * w;
+      const int64_t left = clamp(2 * gap, x0, x1), right = maximum(left, minimum(x1, w - 2 * gap));
+      for (int64_t x = x0; x < left; ++x) (*this)(b, y, x, 0, 1);
+      for (int64_t x = left; x < right; ++x)
+        to[x] += Atrous<T, C>::taps(from[x - 2 * gap], from[x - gap], from[x], from[x + gap], from[x + 2 * gap]);
+      for (int64_t x = right; x < x1; ++x) (*this)(b, y, x, 0, 1);
+      return;
+    }
+    for (int k = 0; k < 5; ++k)
+      for (int64_t i = first_reader(y, k); i <= last_reader(y, k, h - 1); ++i) {
+        const T* TEXVLM_RESTRICT from = grad + (b * h + i) * w;
+        for (int64_t x = x0; x < x1; ++x) to[x] += static_cast<T>(binomial_tap(k)) * from[x];
+      }
+  }
+
+ private:
+  // Those that read place `at` by tap k: one, and at an end also all that would read beyond it.
+  TEXVLM_HD int64_t first_reader(int64_t at, int k) const { return at == 0 ? 0 : maximum<int64_t>(0, at - (k - 2) * gap); }
+  TEXVLM_HD int64_t last_reader(int64_t at, int k, int64_t last) const {
+    return at == last ? last : minimum(last, at - (k - 2) * gap);
   }
 };
 

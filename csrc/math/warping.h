@@ -263,8 +263,8 @@ struct WarpFlowAdjoint {
 // Second half: from the pixels to the flow's own grid, out [B, 2, h, w].
 template <class T, int C>
 struct FlowFieldAdjoint {
-  using Sum = T;
-  EnlargeAdjoint<T> from;
+  using From = EnlargeAdjoint<T, 2>;
+  From from;
   T scale_x, scale_y;
   T* out;
 

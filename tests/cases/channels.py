@@ -41,6 +41,10 @@ def given(dtype, g):
     return rand(g, 2, 3, 9, 12, dtype=dtype), held(dtype, [18, 3, 12, 8, 33, 5, 39, 13]), 3, [*planes, ids], [18, 33, 3, 39, 12]
 
 
+def given_few(dtype, g):
+    return rand(g, 1, 3, 33, 40, dtype=dtype), [0, 18, 33], 1, [rand(g, 1, 2, 1, 2, dtype=dtype)], [18, 33]
+
+
 def given_not_finite(dtype, g):
     plane = rand(g, 1, 2, 3, 4, dtype=dtype)
     plane[0, 0, 1, 1], plane[0, 1, 2, 3] = float("nan"), float("inf")
@@ -140,6 +144,7 @@ CASES = [
         atol=5e-5,
     ),
     Case("build_channels", "given-9x12", given, grads=(0, (3, 0), (3, 1), (3, 2)), atol=5e-5),
+    Case("build_channels", "given-few", given_few, grads=((3, 0),), atol=5e-5),  # hundreds of pixels read a texel
     Case("build_channels", "given-not-finite", given_not_finite, atol=5e-5),
     Case("build_channels", "minimal-12x10", picture(12, 10, MINIMAL), grads=(0,), atol=5e-5),
     Case("build_channels", "minimal-33x70", picture(33, 70, MINIMAL, moving=True), atol=5e-5),

@@ -40,6 +40,7 @@ CASES = [
     Case("gaussian_splat", "empty-batch", splat(4, 5, batch=0), dtypes=WIDE, atol=1e-6),
     Case("enlarge", "3x4-to-9x10", grid(3, 4, 9, 10), grads=(0,), atol=1e-6, inductor=True),
     Case("enlarge", "1x1-to-3x5", grid(1, 1, 3, 5), grads=(0,), atol=1e-6),
+    Case("enlarge", "1x3-to-41x50", grid(1, 3, 41, 50), grads=(0,), atol=1e-6),  # hundreds of pixels read a texel
     Case("enlarge", "7x6-to-3x4", grid(7, 6, 3, 4), grads=(0,), atol=1e-6),
     Case("enlarge", "strided", strided, grads=(0,), atol=1e-6),
     Case("enlarge", "empty-batch", grid(3, 4, 6, 8, batch=0), atol=1e-6),
