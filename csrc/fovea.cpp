@@ -53,11 +53,6 @@ struct Fovea {
             {static_cast<A>(levels.width[0]), static_cast<A>(levels.height[0])},
             static_cast<A>(levels.count - 1)};
   }
-
-  template <class F>
-  void dispatch(const F& body) const {
-    fixation.scalar_type() == at::kDouble ? body(Tag<double>{}) : body(Tag<float>{});
-  }
 };
 
 std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& offsets, const Tensor& m0, const Tensor& e0,
@@ -66,7 +61,7 @@ std::tuple<Tensor, Tensor> fovea_tokens(const Tensor& fixation, const Tensor& of
   const at::ScalarType dtype = fixation.scalar_type();
   Tensor uv = new_tensor({f.batch, f.fixations, f.count, 2}, dtype, fixation.device());
   Tensor lod = new_tensor({f.batch, f.fixations, f.count}, dtype, fixation.device());
-  f.dispatch([&](auto tag) {
+  dispatch_plane(fixation, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_each_query<FoveaTokens, T>(fixation.device(), f.batch, f.fixations * f.count, 1, f.view<T>(), pointer<T>(uv),
                                    pointer<T>(lod));
@@ -93,7 +88,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fovea_tokens_backward(const Tensor& g
                to_m0 = room(mask[2], m0.sizes()), to_e0 = room(mask[3], e0.sizes());
   const Tensor law = room(mask[2] || mask[3], {f.batch, f.fixations, 2}), each = room(mask[1], grad_uv.sizes());
   const Tensor uv = grad_uv.contiguous(), lod = grad_lod.contiguous();
-  f.dispatch([&](auto tag) {
+  dispatch_plane(fixation, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr host::Isa best = host::kBest<T>;
     const c10::Device device = fixation.device();

@@ -10,6 +10,7 @@
 // - Coarse to fine: k-means and merging run on a mip of the picture; the finer levels move only borders.
 #pragma once
 
+#include "enlarge.h"
 #include "integer_lab.h"
 #include "reduce.h"
 
@@ -34,7 +35,7 @@ struct Cells {
   int64_t height, width, rows, columns;
 
   TEXVLM_HD int64_t count() const { return rows * columns; }
-  TEXVLM_HD static int64_t of(int64_t i, int64_t size, int64_t cells) { return (2 * i + 1) * cells / (2 * size); }
+  TEXVLM_HD static int64_t of(int64_t i, int64_t size, int64_t cells) { return nearest_centre(i, size, cells); }
   TEXVLM_HD static int64_t first(int64_t cell, int64_t size, int64_t cells) {  // the first pixel of a cell
     return (2 * size * cell + cells - 1) / (2 * cells);
   }
